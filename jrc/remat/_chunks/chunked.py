@@ -11,13 +11,12 @@ import numpy as np
 from jrc._errors import name_of, named_like, public
 from jrc._jaxpr import (
     Dependent,
-    Program,
     Slices,
     Traced,
     equation_cost,
     facts_of,
     independent_axes,
-    inline_marked,
+    inlined_program,
     inner_programs,
     is_cast,
     is_variable,
@@ -107,11 +106,11 @@ def chunked(
                 return fn(*args, **kwargs)
             args = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, args)
             written = _traced(fn, args, kwargs)
-            traced = dataclasses.replace(written, program=_inlined(written.program))
+            traced = dataclasses.replace(written, program=inlined_program(written.program.jaxpr))
             slices = _with_regions(fn, traced, args, in_axes, count)
             if slices is None:
                 opened = open_regions(traced.program.jaxpr).jaxpr
-                traced = dataclasses.replace(written, program=Program(opened))
+                traced = dataclasses.replace(written, program=inlined_program(opened))
                 try:
                     slices = _slices(fn, traced, args, in_axes, count)
                 except Dependent as error:
@@ -148,11 +147,6 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return traced
 
 
-def _inlined(program: Program) -> Program:
-    """The program without `jit` calls."""
-    return Program(inline_marked(program.jaxpr, lambda _: True))
-
-
 def _with_regions(
     fn: Callable[..., Any], traced: Traced, args: tuple[Any, ...], in_axes: Axes, count: int
 ) -> Slices | None:
@@ -178,7 +172,7 @@ def _depends_on_slices(region: Any, cut: Container[Any], count: int) -> bool:
     A cast of a weight inside of a `shard_map` sums its gradient over devices, in each chunk.
     """
     (inner,) = inner_programs(region)
-    program = _inlined(Program(inner))
+    program = inlined_program(inner)
     depends = {
         v
         for v, x in zip(program.jaxpr.invars, region.invars, strict=True)

@@ -517,3 +517,17 @@ def test_an_unused_result_of_a_region_limits_no_chunks():
     w = W[:, :6]
     lean = jrc.chunked(fn, in_axes=(None, 0), chunks=12)
     close(jax.grad(lean)(w, X), jax.grad(fn)(w, X))
+
+
+def test_rows_that_are_counted_are_independent():
+    """What is written by hand for the logits of labels, where there are one or two batch axes."""
+
+    def loss(logits, labels):
+        rows = jnp.arange(labels.shape[0])[:, None], jnp.arange(labels.shape[1])
+        return jnp.sum(jax.nn.logsumexp(logits, axis=-1) - logits[*rows, labels])
+
+    logits = jnp.asarray(np.random.default_rng(1).normal(size=(8, 5, 7)), jnp.float32)
+    labels = jnp.arange(40).reshape(8, 5) % 7
+    lean = jrc.chunked(loss, in_axes=(0, 0), chunks=4)
+    np.testing.assert_allclose(lean(logits, labels), loss(logits, labels), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lean)(logits, labels), jax.grad(loss)(logits, labels), 1e-6)

@@ -1,0 +1,110 @@
+"""Gathers that count along an axis, as `logits[jnp.arange(n), labels]`, as gathers of each row.
+
+Such an index has a column for each axis of the operand. Where a column only counts along an axis of
+the result, that axis is a batch axis of both, as in `jnp.take_along_axis`: the rows are independent
+of each other.
+
+>>> import jax, jax.numpy as jnp
+>>> picked = lambda logits, labels: logits[jnp.arange(8), labels]
+>>> jaxpr = jax.make_jaxpr(picked)(jnp.ones((8, 16)), jnp.ones(8, int)).jaxpr
+>>> dimensions = with_batched_gathers(jaxpr).eqns[-1].params["dimension_numbers"]
+>>> dimensions.start_index_map, dimensions.operand_batching_dims
+((1,), (0,))
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from jrc._jaxpr.atoms import shape_of
+from jrc._jaxpr.axes import dimension_numbers
+
+Makers = Mapping[Var, JaxprEqn]
+"""The equation that makes each variable, but for inputs."""
+
+
+def with_batched_gathers(jaxpr: Jaxpr) -> Jaxpr:
+    """Return the program in which a gather has a batch axis for each column that only counts."""
+    if not any(eqn.primitive.name == "gather" for eqn in jaxpr.eqns):
+        return jaxpr
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    return jaxpr.replace(eqns=[_batched(eqn, makers) for eqn in jaxpr.eqns])
+
+
+def _batched(eqn: JaxprEqn, makers: Makers) -> JaxprEqn:
+    columns = _columns(eqn, makers) if eqn.primitive.name == "gather" else ()
+    if len(columns) < 2:
+        return eqn
+    operand, numbers = eqn.invars[0], dimension_numbers(eqn)
+    counted: dict[int, int] = {}  # axes of the operand, each with that of the index
+    left = []
+    for column, axis in zip(columns, numbers.start_index_map, strict=True):
+        along = _counts_along(column, makers)
+        is_row = along is not None and shape_of(column)[along] == shape_of(operand)[axis]
+        if is_row and axis in numbers.collapsed_slice_dims and along not in counted.values():
+            counted[axis] = along
+        else:
+            left.append((column, axis))
+    if len(left) != 1 or numbers.operand_batching_dims:
+        return eqn
+    (column, axis), rows = left[0], sorted(counted)
+    collapsed = (each for each in numbers.collapsed_slice_dims if each not in counted)
+    batched = numbers._replace(
+        collapsed_slice_dims=tuple(collapsed),
+        start_index_map=(axis,),
+        operand_batching_dims=tuple(rows),
+        start_indices_batching_dims=tuple(counted[each] for each in rows),
+    )
+    params = eqn.params | {"dimension_numbers": batched}
+    return eqn.replace(invars=[operand, column], params=params)
+
+
+def _columns(eqn: JaxprEqn, makers: Makers) -> Sequence[Any]:
+    """The columns of a gather's index, if it was joined from such."""
+    index = eqn.invars[1]
+    joined = None if isinstance(index, Literal) else makers.get(index)
+    if joined is None or joined.primitive.name != "concatenate":
+        return ()
+    is_last = joined.params["dimension"] == len(shape_of(index)) - 1
+    return joined.invars if is_last and all(shape_of(x)[-1] == 1 for x in joined.invars) else ()
+
+
+def _counts_along(x: Any, makers: Makers) -> int | None:
+    """The axis along which a value counts from 0, whatever the other axes are; `None` if none."""
+    eqn = None if isinstance(x, Literal) else makers.get(x)
+    if eqn is None or not _can_count(x):
+        return None
+    match eqn.primitive.name:
+        case "iota":
+            return eqn.params["dimension"]
+        case "convert_element_type" | "pvary" | "copy":
+            return _counts_along(eqn.invars[0], makers)
+        case "broadcast_in_dim":
+            before = _counts_along(eqn.invars[0], makers)
+            if before is None:
+                return None
+            along = eqn.params["broadcast_dimensions"][before]
+            return along if shape_of(x)[along] == shape_of(eqn.invars[0])[before] else None
+        case "select_n":  # a negative index counts from the end: none is negative
+            return _counts_along(eqn.invars[1], makers) if _is_negative(eqn, makers) else None
+        case _:
+            return None
+
+
+def _can_count(x: Any) -> bool:
+    """Whether all positions along any axis are numbers of the value's dtype."""
+    dtype = x.aval.dtype
+    most = max(shape_of(x), default=1)
+    return np.issubdtype(dtype, np.integer) and most - 1 <= np.iinfo(dtype).max
+
+
+def _is_negative(select: JaxprEqn, makers: Makers) -> bool:
+    """Whether a choice is between a value, and what is taken where it is below zero."""
+    which, value, *_ = select.invars
+    below = None if isinstance(which, Literal) else makers.get(which)
+    if below is None or below.primitive.name != "lt" or below.invars[0] is not value:
+        return False
+    zero = below.invars[1]
+    return isinstance(zero, Literal) and not np.any(zero.val)
