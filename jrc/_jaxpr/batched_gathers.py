@@ -20,6 +20,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jrc._jaxpr.atoms import shape_of
 from jrc._jaxpr.axes import dimension_numbers
+from jrc._jaxpr.varying_casts import is_cast
 
 Makers = Mapping[Var, JaxprEqn]
 """The equation that makes each variable, but for inputs."""
@@ -42,7 +43,10 @@ def _batched(eqn: JaxprEqn, makers: Makers) -> JaxprEqn:
     left = []
     for column, axis in zip(columns, numbers.start_index_map, strict=True):
         along = _counts_along(column, makers)
-        is_row = along is not None and shape_of(column)[along] == shape_of(operand)[axis]
+        # The last axis of an index is that of its columns.
+        is_row = along is not None and shape_of(column)[:-1][along:][:1] == (
+            shape_of(operand)[axis],
+        )
         if is_row and axis in numbers.collapsed_slice_dims and along not in counted.values():
             counted[axis] = along
         else:
@@ -76,10 +80,12 @@ def _counts_along(x: Any, makers: Makers) -> int | None:
     eqn = None if isinstance(x, Literal) else makers.get(x)
     if eqn is None or not _can_count(x):
         return None
+    if is_cast(eqn):
+        return _counts_along(eqn.invars[0], makers)
     match eqn.primitive.name:
         case "iota":
             return eqn.params["dimension"]
-        case "convert_element_type" | "pvary" | "copy":
+        case "convert_element_type":
             return _counts_along(eqn.invars[0], makers)
         case "broadcast_in_dim":
             before = _counts_along(eqn.invars[0], makers)
