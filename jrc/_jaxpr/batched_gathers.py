@@ -39,7 +39,9 @@ def _batched(eqn: JaxprEqn, makers: Makers) -> JaxprEqn:
     if len(columns) < 2:
         return eqn
     operand, numbers = eqn.invars[0], dimension_numbers(eqn)
-    counted: dict[int, int] = {}  # axes of the operand, each with that of the index
+    # Batch axes of the operand, each with that of the index; under `jax.vmap` there are some.
+    known = numbers.operand_batching_dims, numbers.start_indices_batching_dims
+    counted: dict[int, int] = dict(zip(*known, strict=True))
     left = []
     for column, axis in zip(columns, numbers.start_index_map, strict=True):
         along = _counts_along(column, makers)
@@ -51,7 +53,7 @@ def _batched(eqn: JaxprEqn, makers: Makers) -> JaxprEqn:
             counted[axis] = along
         else:
             left.append((column, axis))
-    if len(left) != 1 or numbers.operand_batching_dims:
+    if len(left) != 1:
         return eqn
     (column, axis), rows = left[0], sorted(counted)
     collapsed = (each for each in numbers.collapsed_slice_dims if each not in counted)
