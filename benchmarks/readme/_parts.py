@@ -17,6 +17,7 @@ from benchmarks.dgc import _tables as dgc
 from benchmarks.memory import _others_tables, _plan_tables, _zoo_tables, recompute, segments
 from benchmarks.network import _tables as network
 from benchmarks.network import _training_tables as network_training
+from benchmarks.network import published
 from benchmarks.pytorch import _seconds_tables as torch_seconds
 from benchmarks.pytorch import _tables as pytorch
 from benchmarks.targets import largest_batch
@@ -112,6 +113,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "network": part("network", lambda report: [network.steps_table(report)]),
     "network_training": part("network_training", network_training.tables),
     "network_training_batch4": part("network_training_batch4", network_training.tables),
+    "published": part("published", published.tables),
     "dgc": part("dgc", dgc.tables),
     "convergence": part(
         "convergence", convergence.tables,

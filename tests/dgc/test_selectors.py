@@ -129,6 +129,7 @@ def test_samples_see_every_column(width):
 @example(1, 1.0, 1)
 @example(2**31 - 1, 0.001, 16384)
 @example(17, 1.0, 16)
+@example(2**32 - 1, 1.0, 2**22)  # k * size takes more than 63 bits
 def test_every_block_sends_its_share(size, share, block):
     k = max(1, int(size * share))
     blocks = blocks_of(size, k, block)

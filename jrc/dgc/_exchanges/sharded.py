@@ -93,16 +93,17 @@ def owners_of(space: Space, counts: tuple[int, ...], size: int, replicas: int) -
     Returns:
         The owners' parts; some may be empty where there are few blocks.
     """
-    firsts, sent = [], []
+    firsts: list[np.ndarray] = []
+    sent: list[tuple[int, ...]] = []
     for start, leaf, k in zip(space.starts[:-1], space.sizes, counts, strict=True):
         blocks = blocks_of(leaf, k, size)
-        firsts += [start + i * blocks.width * GROUP for i in range(len(blocks.counts))]
-        sent += blocks.counts
-    before = np.concatenate([[0], np.cumsum(sent)])
+        firsts.append(start + np.arange(len(blocks.counts)) * (blocks.width * GROUP))
+        sent.append(blocks.counts)
+    before = np.concatenate([[0], np.cumsum(np.concatenate(sent))])
     cuts = np.searchsorted(before, before[-1] * np.arange(1, replicas) / replicas)
-    cuts = [0, *(int(cut) for cut in cuts), len(sent)]
-    places = [*firsts, space.starts[-1]]
-    starts = [places[cut] for cut in cuts]
+    cuts = [0, *(int(cut) for cut in cuts), before.size - 1]
+    places = np.concatenate([*firsts, [space.starts[-1]]])
+    starts = [int(places[cut]) for cut in cuts]
     widest = max(end - start for start, end in itertools.pairwise(starts))
     edges = tuple(int(before[cut]) for cut in cuts)
     return Owners(edges, tuple(starts[:-1]), -(-widest // BLOCK))

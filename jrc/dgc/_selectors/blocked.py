@@ -1,7 +1,7 @@
 """The selector `"blocked"`: the largest entries of each block, one top-k for all blocks."""
 
 import dataclasses
-import itertools
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -63,6 +63,7 @@ class Blocks(NamedTuple):
     counts: tuple[int, ...]
 
 
+@functools.lru_cache(maxsize=8)  # leaves of equal size follow each other
 def blocks_of(size: int, k: int, block: int) -> Blocks:
     """Return the blocks of a leaf, each with at least one entry to send, k in all.
 
@@ -81,14 +82,13 @@ def blocks_of(size: int, k: int, block: int) -> Blocks:
     groups = -(-size // GROUP)
     width = -(-groups // min(k, -(-groups // max(1, block // GROUP))))
     starts = np.arange(0, groups, width) * GROUP
-    # Python integers, because float64 rounds products of large sizes.
-    upto = [k * int(edge) // size for edge in (*starts, size)]
-    counts = [end - start for start, end in itertools.pairwise(upto)]
-    for place, count in enumerate(counts):
-        if not count:
-            counts[int(np.argmax(counts))] -= 1
-            counts[place] = 1
-    return Blocks(width, tuple(counts))
+    # Integers, because float64 rounds products of large sizes; of Python where 64 bits are too few.
+    edges = np.append(starts, size).astype(np.int64 if k * size < 2**63 else object)
+    counts = np.diff(k * edges // size)
+    for place in np.flatnonzero(counts == 0):
+        counts[np.argmax(counts)] -= 1
+        counts[place] = 1
+    return Blocks(width, tuple(counts.tolist()))
 
 
 def largest_in_blocks(values: Float[Array, " n"], blocks: Blocks) -> Int[Array, " k"]:
