@@ -9,6 +9,11 @@ from benchmarks._models.planner import COMPILATIONS
 SLACK = 1.001
 # Beside those of the row: ways by hand that would cost less.
 BY_HAND = 2
+# How far FLOPs may rise with the budget: few programs are compiled for each, and others for the
+# next one (docs/limits.md).
+RISE = 1.01
+# How far a way by hand may be below the plan: what JAX traces twice, such as a constant of a loop.
+NEARLY_EQUAL = 1.0005
 Figures = Mapping[str, Any]
 
 
@@ -17,15 +22,29 @@ def broken(name: str, found: Figures) -> Iterator[str]:
     rows = [*found["budgets"], *(row for row in found["beside"].values() if "peak" in row)]
     for row in rows:
         yield from (f"{name}: budget {row['budget']:,}{what}" for what in _of_plan(row))
-    planned = sorted((row for row in rows if "peak" in row), key=lambda row: row["budget"])
-    for small, large in zip(planned, planned[1:], strict=False):
-        if large["flops"] > small["flops"]:
-            yield f"{name}: {large['budget']:,} costs more than {small['budget']:,}"
+    for budget, rise in rises(found):
+        if rise > RISE:
+            yield f"{name}: {budget:,} costs {rise:.4f} times what a smaller budget costs"
     for way in cheaper_by_hand(found):
         yield f"{name}: `{way}` costs less than the plan within its peak"
-    refused = found["refused"]
-    if "peak" in refused or refused["least"] <= refused["budget"]:
-        yield f"{name}: {refused['budget']:,} is not refused, or not with the least bytes"
+    tight = found["refused"]
+    if tight.get("peak", 0) > tight["budget"]:
+        yield f"{name}: budget {tight['budget']:,} exceeded: {tight['peak']:,}"
+    if "peak" not in tight and tight["least"] <= tight["budget"]:
+        yield f"{name}: {tight['budget']:,} is refused, and the least is {tight['least']:,}"
+
+
+def rises(found: Figures) -> list[tuple[int, float]]:
+    """Return the budgets whose plan costs more than that of a smaller one, and how much more."""
+    rows = [*found["budgets"], *found["beside"].values()]
+    planned = sorted((row for row in rows if "peak" in row), key=lambda row: row["budget"])
+    found_rises = []
+    least = float("inf")
+    for row in planned:
+        if row["flops"] > least:
+            found_rises.append((row["budget"], row["flops"] / least))
+        least = min(least, row["flops"])
+    return found_rises
 
 
 def _of_plan(row: Figures) -> Iterator[str]:
@@ -45,10 +64,10 @@ def _of_plan(row: Figures) -> Iterator[str]:
 def cheaper_by_hand(found: Figures) -> list[str]:
     """Return the ways by hand that cost less than the plan within their peak, or that no plan fits.
 
-    A millionth is allowed, which is one or two sums of the smallest values.
+    A share of 0.0005 is allowed: a plan counts constants of a loop's body that are traced twice.
     """
     return [
         name
         for name, row in found["references"].items()
-        if not found["beside"][name].get("flops", float("inf")) <= row["flops"] * (1 + 1e-6)
+        if not found["beside"][name].get("flops", float("inf")) <= row["flops"] * NEARLY_EQUAL
     ]

@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table, mib
 from benchmarks._private import memory_text
-from benchmarks.memory._plan_checks import cheaper_by_hand
+from benchmarks.memory._plan_checks import cheaper_by_hand, rises
 
 Figures = Mapping[str, Any]
 
@@ -35,11 +35,11 @@ def _summary(report: Report, models: list[Figures]) -> Table:
         "the baseline and the "
         "least reachable one, MiB; FLOPs, as a ratio, at the least peak, with half and with a "
         "quarter of the temporaries; budgets exceeded; ways by hand that a plan within their peak "
-        "equals (to a millionth) or beats in FLOPs; compilations at most; tracing and solving "
-        "without them"
+        "equals (to 0.0005) or beats in FLOPs; budgets whose plan costs more than a smaller one's, "
+        "and at worst; compilations at most; tracing and solving without them"
     )
     heads = ("", "peak", "least", "FLOPs there", "half", "quarter", "exceeded", "by hand",
-             "compiled", "planned in")  # fmt: skip
+             "dearer", "compiled", "planned in")  # fmt: skip
     return Table(title, heads, [tuple(_summary_row(model)) for model in models])
 
 
@@ -53,6 +53,8 @@ def _summary_row(model: Figures) -> Iterator[str]:
         yield f"{row['flops'] / base['flops']:.3f}" if "peak" in row else "none"
     yield f"{sum(row['peak'] > row['budget'] for row in fitting)} of {len(fitting)}"
     yield f"{len(ways) - len(cheaper_by_hand(model))} of {len(ways)}"
+    dearer = rises(model)
+    yield f"{len(dearer)}, {max(rise for _, rise in dearer):.4f}" if dearer else "0"
     yield str(max(row["compilations"] for row in fitting))
     yield f"{model['seconds']:.1f} s"
 

@@ -13,8 +13,8 @@ Nothing is run, except with `--toy` (gradients are compared) and `--rss` (the tw
 run in processes of their own). `--seconds` measures the time of planning again, for an idle
 machine. Models that are not asked for stay in `--out` as they were. With `--cache` no program is
 compiled twice, in later runs either. The exit status is 1 if a promise is broken: a budget
-exceeded, FLOPs that rise with the budget, more than five compilations and two of ways by hand, a
-budget accepted that is below the least peak, a way by hand that costs less.
+exceeded, FLOPs that rise with the budget by more than a hundredth, more than five compilations and
+two of ways by hand, a refusal whose least peak fits, a way by hand that costs less by 0.0005.
 """
 
 import argparse
