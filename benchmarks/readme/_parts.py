@@ -14,7 +14,14 @@ from benchmarks.convergence import outer
 from benchmarks.device import all as device
 from benchmarks.device import kernels
 from benchmarks.dgc import _tables as dgc
-from benchmarks.memory import _others_tables, _plan_tables, _zoo_tables, recompute, segments
+from benchmarks.memory import (
+    _others_tables,
+    _plan_tables,
+    _zoo_tables,
+    planning,
+    recompute,
+    segments,
+)
 from benchmarks.network import _tables as network
 from benchmarks.network import _training_tables as network_training
 from benchmarks.network import published
@@ -113,6 +120,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "network": part("network", lambda report: [network.steps_table(report)]),
     "network_training": part("network_training", network_training.tables),
     "network_training_batch4": part("network_training_batch4", network_training.tables),
+    "planning": part("planning", planning.tables),
     "published": part("published", published.tables),
     "dgc": part("dgc", dgc.tables),
     "convergence": part(

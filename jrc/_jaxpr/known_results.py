@@ -1,6 +1,6 @@
 """Remove the computation of results that are known beforehand."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -8,6 +8,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jrc._jaxpr.atoms import substitute
 from jrc._jaxpr.dce import live_positions
 from jrc._jaxpr.inline import inline_all
+from jrc._jaxpr.primitives import Reads, facts_of
 from jrc._jaxpr.varying_casts import casts_of, folded, is_cast, source_of
 
 
@@ -16,6 +17,11 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
 
     Equations that read such a result read the input instead; equations that are then dead are
     dropped. Where a result is `y = max(x, 0)`, `x > 0` becomes `y > 0`.
+
+    Derivatives of maxima compare operands with the result: these entries are where it comes from.
+    There the result is computed from the operands that are there. One that was given may differ
+    from all of them in its last bit, where they were computed again in another kernel, and then
+    the derivative would be lost.
     """
     jaxpr = folded(jaxpr)
     given, wanted = jaxpr.outvars[:count], jaxpr.outvars[count:]
@@ -30,6 +36,8 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
         for eqn in jaxpr.eqns
         if is_relu(eqn) and eqn.outvars[0] in new and isinstance(eqn.invars[0], Var)
     }
+    compared = _compared(jaxpr.eqns)
+    new = {var: x for var, x in new.items() if var not in compared}
     eqns = [
         eqn.replace(invars=substitute(eqn.invars, positive if _is_above_zero(eqn, casts) else new))
         for eqn in jaxpr.eqns
@@ -38,6 +46,16 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
     live, _ = live_positions(eqns, outvars, keep_effects=False)
     eqns = [eqns[i] for i in live]
     return jaxpr.replace(eqns=eqns, outvars=outvars, invars=[*jaxpr.invars, *inputs])
+
+
+def _compared(eqns: Sequence[JaxprEqn]) -> set[Any]:
+    """The variables whose entries are compared for equality, and what these are made of."""
+    found: set[Any] = set()
+    for eqn in reversed(eqns):
+        moves = facts_of(eqn).derivative_reads is Reads.NOTHING or eqn.primitive.name == "gather"
+        if eqn.primitive.name == "eq" or (moves and not found.isdisjoint(eqn.outvars)):
+            found.update(atom for atom in eqn.invars if isinstance(atom, Var))
+    return found
 
 
 def is_relu(eqn: JaxprEqn) -> bool:
