@@ -95,6 +95,8 @@ class PlannerSettings:
         bytes_by_names: Names for a plan that they do not say may need at most this many times the
             bytes that the plan saves.
         tags_in_all_sets: Of at most so many tags all sets are compared.
+        tags_one_by_one: Of at most so many tags one is left out at a time, and of twice as many
+            two.
         raw_key_words: An unsigned array of at most this many entries and two axes may be a raw
             random key.
     """
@@ -155,6 +157,7 @@ class PlannerSettings:
     least_chunk: int = 2**14
     bytes_by_names: float = 1.1
     tags_in_all_sets: int = 12
+    tags_one_by_one: int = 16
     raw_key_words: int = 64
 
 
