@@ -12,7 +12,8 @@ BY_HAND = 2
 # How far FLOPs may rise with the budget: few programs are compiled for each, and others for the
 # next one (docs/limits.md).
 RISE = 1.01
-# How far a way by hand may be below the plan: what JAX traces twice, such as a constant of a loop.
+# How far a way by hand may be below the plan: a search ends where it expects to save less than
+# such a share (`least_gain` of the planner's settings).
 NEARLY_EQUAL = 1.0005
 Figures = Mapping[str, Any]
 
@@ -64,7 +65,7 @@ def _of_plan(row: Figures) -> Iterator[str]:
 def cheaper_by_hand(found: Figures) -> list[str]:
     """Return the ways by hand that cost less than the plan within their peak, or that no plan fits.
 
-    A share of 0.0005 is allowed: a plan counts constants of a loop's body that are traced twice.
+    A share of 0.0005 is allowed: for less a search compiles nothing more.
     """
     return [
         name

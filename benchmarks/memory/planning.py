@@ -5,7 +5,7 @@
 GPTs of more and more unrolled layers, 64 wide, so that all of their programs are small but for the
 number of equations. Each is planned once, by predictions alone (`verify=False`): what a compiler
 takes for such programs is its own affair. Seconds are those of the processor, not of the clock:
-tracing and planning run in one thread. `gradient` is what JAX takes to trace the gradient once.
+tracing and planning run in one thread. Beside them stands what JAX takes to trace the gradient.
 
 Sizes that `--out` has are not measured again.
 """

@@ -4,8 +4,8 @@
 
 - `bandwidth`: the Gbit/s with which replicas compute 50 to 99 % of the time, simulated in Douillard
   et al., "Streaming DiLoCo with overlapping communication", arXiv:2501.18512, table 4, for models
-  of 1, 10 and 100 billion parameters. Their bandwidths lie on a grid whose steps are a fifth; a
-  figure is right if it is up to a sixth below theirs. There the exchange passes behind a step's
+  of 1, 10 and 100 billion parameters. Their bandwidths lie on a grid whose steps are a fifth, and
+  theirs is the next one on it above what is needed. There the exchange passes behind a step's
   computation, here it does so only with `overlap=1`: that is the difference of data parallel, and
   of all methods at large shares.
 - `hours`: the hours of a run over 1 Gbit/s from table 1 of the same paper.
@@ -57,8 +57,8 @@ SIMULATED = {
 # Hours without a network, and over 1 Gbit/s, of the model of 1B: a step takes 0.1 seconds.
 HOURS = {DENSE: (0.67, 109.0), STREAMING: (0.67, 0.88)}
 COVENANT = {
-    "parameters": 72.7e9, "peers": 16.9, "round_seconds": 1200.0, "seconds": 70.0,
-    "compression": 146.0, "uplink": "110Mbit/s",
+    "parameters": 72.7e9, "peers": 16.9, "seconds": 70.0, "compression": 146.0,
+    "uplink_bits_per_second": 110e6,
 }  # fmt: skip
 PEERS = (2, 4, 8, 16, 32, 70)
 LINKS = ("100Mbit/s", "1Gbit/s")
@@ -136,7 +136,7 @@ def covenant() -> dict[str, Any]:
     """Return what one exchange of Covenant-72B takes, published and predicted."""
     about: dict[str, Any] = dict(COVENANT)
     sent = payload(about["parameters"], 80)
-    rate = 110e6 / 8
+    rate = about["uplink_bits_per_second"] / 8
     received = sent * (about["peers"] - 1)
     return about | {
         "payload": sent,

@@ -18,10 +18,9 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
     Equations that read such a result read the input instead; equations that are then dead are
     dropped. Where a result is `y = max(x, 0)`, `x > 0` becomes `y > 0`.
 
-    Derivatives of maxima compare operands with the result: these entries are where it comes from.
-    There the result is computed from the operands that are there. One that was given may differ
-    from all of them in its last bit, where they were computed again in another kernel, and then
-    the derivative would be lost.
+    A result that is compared for equality stays computed. The derivative of a maximum goes to the
+    operands that equal it. Operands that were computed again, in another kernel, may all differ in
+    the last bit from a maximum that was saved: then no operand would have a derivative.
     """
     jaxpr = folded(jaxpr)
     given, wanted = jaxpr.outvars[:count], jaxpr.outvars[count:]
@@ -49,7 +48,10 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
 
 
 def _compared(eqns: Sequence[JaxprEqn]) -> set[Any]:
-    """The variables whose entries are compared for equality, and what these are made of."""
+    """The variables whose entries are compared for equality, and those that these are copied from.
+
+    A derivative of `x.at[i].max(y)` compares entries that it gathers from the result.
+    """
     found: set[Any] = set()
     for eqn in reversed(eqns):
         moves = facts_of(eqn).derivative_reads is Reads.NOTHING or eqn.primitive.name == "gather"

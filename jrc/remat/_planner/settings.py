@@ -95,8 +95,7 @@ class PlannerSettings:
         bytes_by_names: Names for a plan that they do not say may need at most this many times the
             bytes that the plan saves.
         tags_in_all_sets: Of at most so many tags all sets are compared.
-        tags_one_by_one: Of at most so many tags one is left out at a time, and of twice as many
-            two.
+        tags_one_by_one: Of n tags, n divided by this number are left out at once, at least one.
         raw_key_words: An unsigned array of at most this many entries and two axes may be a raw
             random key.
     """

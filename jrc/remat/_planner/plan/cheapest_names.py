@@ -70,8 +70,8 @@ def cheapest_names(
 def _cheapest(costs: Callable[[Any], tuple[Any, Any]], count: int, most: float) -> tuple[int, ...]:
     """Return the set of fewest FLOPs within so many bytes, of equal ones that of fewest bytes.
 
-    All sets are compared where there are few tags. Where there are many, tags are left out one by
-    one, each time the one that costs the fewest FLOPs for each byte that it frees.
+    All sets are compared where there are few tags. Where there are many, tags are left out by and
+    by, each time those that cost the fewest FLOPs for each byte that they free.
 
     Args:
         costs: From sets, bool[sets, tags], to the FLOPs and the bytes of each.
@@ -95,8 +95,8 @@ def _fewer_and_fewer(
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Yield sets with their FLOPs and bytes: all tags, then those with one tag less, and so on.
 
-    Of many tags a share is left out at once, so that a program of a thousand layers takes no
-    thousand times as long as each of its layers.
+    Of n tags `n // tags_one_by_one` are left out at once: one by one would take time that grows
+    with the cube of n.
     """
     left = np.ones((1, count), bool)
     flops, size = costs(left)
