@@ -82,7 +82,7 @@ def _cheapest(costs: Callable[[Any], tuple[Any, Any]], count: int, most: float) 
         sets = np.array(list(itertools.product([False, True], repeat=count)), bool)
         found = [(sets, *costs(sets))]
     else:
-        found = list(_fewer_and_fewer(costs, count))
+        found = list(_fewer_and_fewer(costs, count, most))
     sets, flops, size = map(np.concatenate, zip(*found, strict=True))
     fits = np.flatnonzero(size <= most)
     # Sorted by the last key first; the empty set always fits.
@@ -91,28 +91,27 @@ def _cheapest(costs: Callable[[Any], tuple[Any, Any]], count: int, most: float) 
 
 
 def _fewer_and_fewer(
-    costs: Callable[[Any], tuple[Any, Any]], count: int
+    costs: Callable[[Any], tuple[Any, Any]], count: int, most: float
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield sets with their FLOPs and bytes: all tags, then those with one tag less, and so on.
+    """Yield sets with their FLOPs and bytes: all tags, then fewer and fewer until the bytes fit.
 
-    Of n tags `n // tags_one_by_one` are left out at once: one by one would take time that grows
-    with the cube of n.
+    With each set are all those that have one tag less. Of n tags `n // tags_one_by_one` are left
+    out at once: one by one would take time that grows with the cube of n.
     """
     left = np.ones((1, count), bool)
-    flops, size = costs(left)
-    yield left, flops, size
-    while left.any():
-        sets = np.repeat(left, left.sum(), axis=0)
-        sets[np.arange(len(sets)), np.flatnonzero(left[0])] = False
-        more, less = costs(sets)
-        yield sets, more, less
-        freed = np.maximum(size - less, 0)
+    while True:
+        without = np.repeat(left, left.sum(), axis=0)
+        without[np.arange(len(without)), np.flatnonzero(left[0])] = False
+        sets = np.concatenate([left, without])
+        flops, size = costs(sets)
+        yield sets, flops, size
+        freed = np.maximum(size[0] - size[1:], 0)
         # A tag that frees nothing and costs nothing goes first.
-        price = (more - flops) / np.maximum(freed, 1)
-        at_once = max(1, len(sets) // SETTINGS.tags_one_by_one)
-        left = sets[np.argsort(price, kind="stable")[:at_once]].all(axis=0, keepdims=True)
-        flops, size = costs(left)
-        yield left, flops, size
+        price = (flops[1:] - flops[0]) / np.maximum(freed, 1)
+        if not len(without) or (size[0] <= most and price.min() > 0):
+            return
+        at_once = max(1, len(without) // SETTINGS.tags_one_by_one)
+        left = without[np.argsort(price, kind="stable")[:at_once]].all(axis=0, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -166,12 +165,19 @@ class _Part:
                     size = size + (need & saved[tag]) * (self._bytes(v) * self.times)
                 rerun = rerun | (need & ~saved[tag] if tag else need)
             if rerun is not False:
-                # What is inside of a construct is a part of its own.
-                cost = 0 if inner_programs(self._eqn(node)) else node.cost
-                flops = flops + rerun * (float(cost) * self.times)
+                flops = flops + rerun * self._flops[node.position]
                 needed |= {v: needed.get(v, False) | rerun for v in node.reads}
         zeros = np.zeros(len(next(iter(saved.values()))))
         return zeros + flops, zeros + size
+
+    @functools.cached_property
+    def _flops(self) -> dict[int, float]:
+        """FLOPs of each equation; what is inside of a construct is a part of its own."""
+        return {
+            node.position: 0.0 if inner_programs(self._eqn(node)) else float(node.cost) * self.times
+            for node in self.graph.nodes
+            if node.position >= 0
+        }
 
     def _bytes(self, v: int) -> int:
         return nbytes(variable_at(self.program, self.graph.names[v]).aval)
