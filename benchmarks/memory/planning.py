@@ -26,7 +26,7 @@ from benchmarks._lib.table import Table
 from benchmarks._private import memory_text
 from jrc.models import gpt
 
-LAYERS = (12, 48, 192)
+LAYERS = (12, 48, 192, 1200)
 TOY = {"layers": [1, 2]}
 BUDGET = 0.5
 
