@@ -9,6 +9,7 @@ from jrc._bits import packed, unpacked, words_for
 WORDS_OF_77 = {2: 5, 4: 10, 5: 15, 8: 20, 12: 30, 16: 39, 32: 77}
 
 
+@pytest.mark.slow(after=2, every=True)
 @pytest.mark.parametrize("bits", WORDS_OF_77)
 def test_packing_loses_nothing(bits):
     values = np.random.default_rng(bits).integers(0, 2**bits, 77, dtype=np.uint32)

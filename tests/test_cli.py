@@ -192,6 +192,7 @@ def test_a_lost_donation_is_told(net, capsys):
     assert lost in run(capsys, *words, "--arg", "donate=False", "--against", "base.json")[1]
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize(
     ("words", "was"),
     [
@@ -238,6 +239,7 @@ def two_compilers(monkeypatch):
     return more
 
 
+@pytest.mark.slow
 def test_a_gate_for_several_targets(net, capsys, two_compilers):
     code, out, _ = run(capsys, *BOTH, "--json", "base.json")
     data = json.loads((net / "base.json").read_text())

@@ -58,6 +58,7 @@ def seen(program, *arguments, **more):
     return shown.decode(), run.stdout.decode()
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_the_records_in_one_line(tmp_path):
     shown, printed = seen(PROGRAM, str(tmp_path / "log"))
     assert printed == "of the function\n"

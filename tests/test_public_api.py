@@ -77,6 +77,7 @@ def test_the_seeds_names_are_documented(name):
             assert known, f"{name}, {called}: {argument}"
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("module", MODULES)
 def test_doctests(module):
     loaded = importlib.import_module(module)

@@ -215,6 +215,7 @@ def test_other_options_pass_through():
         DGCMomentumOptimizer(0.3, 0.9, 5, **clip, clip_scaling="one")
 
 
+@pytest.mark.slow
 def test_numbers_may_be_numpy_s():
     one, two = (
         DGCMomentumOptimizer(0.3, 0.9, 0, min_size=0, num_trainers=number(1), grad_clip=bound)

@@ -240,6 +240,7 @@ def test_transforms_with_extra_arguments(name):
     assert largest_error(opt.update(grad, state, params, **more)[0], updates) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_transform_that_takes_only_arguments_that_it_knows():
     """`optax.contrib.sam` takes `grad_fn` and refuses every other extra argument."""
     tx = optax.contrib.sam(optax.sgd(0.05), optax.sgd(0.05), sync_period=2)

@@ -74,7 +74,8 @@ def chooser(name):
     return jax.jit(lambda leaves: largest_in_cuts(leaves, cuts, HOWS[name]))
 
 
-@pytest.mark.slow(after=6)
+@pytest.mark.slow(after=2, every=True)
+@pytest.mark.exhaustive(after=7)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", HOWS)
 def test_counting_chooses_what_a_sort_chooses(name, kind):
@@ -101,6 +102,7 @@ def test_blocks_that_are_no_multiple_of_a_row(name, size, k, block):
         np.testing.assert_array_equal(choose(leaf), np.concatenate(want))
 
 
+@pytest.mark.slow(after=2, every=True)
 @pytest.mark.parametrize("size, k, block", [(1003, 250, 1), (1003, 400, 40), (3000, 700, 150)])
 @pytest.mark.parametrize("name", HOWS)
 def test_blocks_narrower_than_a_row_need_no_more_than_the_leaf(name, size, k, block):

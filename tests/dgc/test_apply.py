@@ -121,6 +121,7 @@ def test_apply_on_one_replica_without_an_axis():
         assert state[0].v.tolist() == [[1.0, 0.0, 2.0, 3.0]]
 
 
+@pytest.mark.slow(after=2, every=True)
 @pytest.mark.parametrize(
     "wrapped",
     [

@@ -94,7 +94,8 @@ def test_multi_steps_on_one_replica_is_the_mean_of_its_parts():
     assert int(dgc_stats_state(state).step) == 3
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow(every=True)
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.parametrize("via", ["unchecked", "pmap"])
 def test_multi_steps_on_replicas(via):
     gradients = normal(5, FLOATS, 6, 4)
@@ -105,7 +106,8 @@ def test_multi_steps_on_replicas(via):
     assert_trees_close(jax.tree.map(lambda x: x[1::2], path), whole, 1e-6)
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow(every=True)
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.parametrize("sparsity", [0.0, 0.99])
 def test_bfloat16_parameters_under_a_ramp(sparsity):
     params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), some_params())
@@ -159,6 +161,7 @@ def test_specs_of_gradients_that_multi_steps_accumulates():
     assert set(jax.tree.leaves(plain)) == {P()}
 
 
+@pytest.mark.slow
 def test_stats_inside_any_state():
     tx = dgc_momentum(0.1, 0.9, 0, sparsity=0.75, min_size=100)
     gradient = {"w": jnp.full((20, 10), 2.0), "b": jnp.ones(3)}

@@ -115,6 +115,7 @@ def test_sent_plus_kept_is_accumulated(exchange, selector, wire, replicas, sched
         assert (np.abs(v).max() > 0) == (schedule is not EVERYTHING or not exact)
 
 
+@pytest.mark.slow(after=4, every=True)
 @pytest.mark.parametrize("wire", ["f32", "bf16", "fp8", "int8"])
 @pytest.mark.parametrize("selector", ["exact", "two_stage", "blocked", "global", "sampled"])
 def test_a_dense_sum_ignores_selector_and_wire(selector, wire):

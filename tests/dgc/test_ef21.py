@@ -70,7 +70,8 @@ def test_the_published_algorithm(via):
             np.testing.assert_allclose(flat(state.v[name]), left, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow(every=True)
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -98,6 +98,7 @@ def test_dense_exchange_gathers_nothing():
     assert sorted(collectives(text, "all-reduce")) == [(1, 4), (50, 200), (5000, 20000)]
 
 
+@pytest.mark.slow(after=2, every=True)
 @pytest.mark.parametrize(
     ("settings", "branches"),
     [
@@ -120,6 +121,7 @@ def test_no_branch_that_cannot_run(settings, branches):
     assert found == ([branches] if branches > 1 else [])
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("replicas", [1, 2, 8])
 def test_other_numbers_of_replicas(replicas):
     params = {"w": jnp.zeros(400)}

@@ -32,7 +32,8 @@ def flat(tree):
     return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in tree.values()])
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow(every=True)
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.parametrize("way", WAYS)
 def test_huge_tied_and_vanishing_gradients(way):
     tx = scale_by_dgc(0.5, sparsity=0.9, axis_name=AXIS, min_size=0, **WAYS[way])
@@ -55,7 +56,8 @@ def test_huge_tied_and_vanishing_gradients(way):
     assert not any(np.isnan(v).any() for v in state.v.values())
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize("way", ["ramp", *WAYS])
 def test_float64_switched_on_changes_no_dtype(way):
     ramp = {"sparsity": (0.5, 0.95), "rampup_begin_step": 1, "rampup_step": 4}
@@ -122,8 +124,8 @@ def test_a_donated_state_gives_the_same_steps():
         assert_bit_equal((updates, given), (expected, before))
 
 
-@pytest.mark.exhaustive(after=6)
-@pytest.mark.slow(after=3)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=4)
 @pytest.mark.parametrize(
     ("size", "sparsity", "count"),
     [(1, 0.0, 1), (1, 0.999999, 1), (7, 0.999999, 1), (101, 0.0, 101), (2, 0.5, 1)],

@@ -139,6 +139,7 @@ def results():
     return functools.cache(run)
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize(("way", "check_vma"), CASES)
 def test_every_shard_follows_the_formulas(results, way, check_vma):
     params, state = results(way, check_vma)

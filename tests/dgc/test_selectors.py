@@ -56,7 +56,8 @@ def chosen(selector, leaves):
     return found
 
 
-@pytest.mark.slow(after=3)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=4)
 @pytest.mark.parametrize("selector", ALL, ids=str)
 def test_the_number_of_entries_is_the_sum_of_counts(selector):
     for kind in KINDS:
@@ -96,6 +97,7 @@ def alone(name, size, k):
     return jax.jit(lambda x: SELECTORS[name].choose([x], (k,), space).values)
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("name", LEAST_SHARES)
 def test_share_of_the_exact_mass(name):
     size, k = 200_000, 200

@@ -38,6 +38,7 @@ def test_a_day_fits_its_budget_and_a_resumed_one_is_the_same(tmp_path):
         assert x.shape == y.shape and bool(jnp.any(x != y))
 
 
+@pytest.mark.slow
 def test_tokens_of_the_model_see_only_what_comes_before():
     config = llama.Config(layers=1, width=16, heads=4, key_heads=2)
     model = llama.Llama(config, rngs=nnx.Rngs(0))

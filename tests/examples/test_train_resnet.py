@@ -91,6 +91,7 @@ def test_batches_depend_on_seed_and_step_and_are_normalised():
     assert len(source.images.train_y) == 1438
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -31,6 +31,7 @@ def batch_axes(fn, *args):
     return numbers.operand_batching_dims, numbers.start_indices_batching_dims
 
 
+@pytest.mark.slow(after=2, every=True)
 @pytest.mark.parametrize(
     ("fn", "args", "axes"),
     [
@@ -56,6 +57,7 @@ def test_columns_that_count_are_batch_axes(fn, args, axes):
     assert batch_axes(fn, *args) == axes
 
 
+@pytest.mark.slow(after=2, every=True)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -72,6 +74,7 @@ def test_others_stay_as_they_are(fn):
     assert batch_axes(fn, ROWS, LABELS) == ((), ())
 
 
+@pytest.mark.slow
 def test_a_loss_that_picks_logits_by_rows_runs_in_chunks():
     def loss(w, x, labels):
         logits = x @ w

@@ -43,6 +43,7 @@ def sliced_results(function, axis, start, *args):
     ]
 
 
+@pytest.mark.slow(after=20, every=True)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_operator_computes_a_slice_of_what_it_computes(name):
     function, *args = SAMPLES[name]

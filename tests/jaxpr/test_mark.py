@@ -42,6 +42,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow(after=3, every=True)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_identity_under(name):
     got, want = (jax.tree.leaves(TRANSFORMS[name](g)(X)) for g in (f, plain))

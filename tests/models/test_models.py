@@ -32,6 +32,7 @@ def test_the_default_mlp_is_that_of_paddles_sample():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_gpt_is_causal_and_marks_its_blocks():
     params = gpt.init(jax.random.key(0), SMALL)
     tokens = jax.random.randint(jax.random.key(1), (1, 8), 0, 256)

@@ -43,6 +43,7 @@ def test_no_chunk_is_sorted_whole():
     assert " sort(" not in text
 
 
+@pytest.mark.slow(after=3, every=True)
 @pytest.mark.parametrize(
     "shape",
     [(128, 192), (100, 65), (64, 64), (3, 70, 64), (5000,), (7,), (1,), (), (2, 3), (4, 4, 300)],
@@ -65,7 +66,8 @@ def test_a_tile_is_a_square_of_neighbours():
     )
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize("name", SPARSE)
 def test_a_code_says_the_nearest_level(name):
     quantizer = SPARSE[name]

@@ -131,6 +131,7 @@ def test_entries_without_worth_are_not_sent():
     assert not bool(found.local[64:].any())
 
 
+@pytest.mark.slow(after=3, every=True)
 @pytest.mark.parametrize("wire", ["2bit", "4bit", "f32"])
 @pytest.mark.parametrize("changed", range(4))
 @pytest.mark.parametrize("options", [{"density": 1 / 4096}, {"density": 3 / 4096}, {"chunk": 64}])

@@ -373,6 +373,7 @@ def test_a_program_that_is_too_large_for_a_tpu_has_a_peak():
     assert caught.value.least_bytes > 16 * GIB
 
 
+@pytest.mark.slow
 def test_the_guide_runs_as_it_stands(on_cpu):
     guide = pathlib.Path(jrc.__file__).parent.parent / "docs" / "targets.md"
     blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), re.S)

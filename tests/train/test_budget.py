@@ -149,6 +149,7 @@ def planned_on_target(budget, **options):
     return step.plan
 
 
+@pytest.mark.slow
 def test_a_step_on_a_target_is_compiled_three_times_at_most(on_target, caplog):
     with caplog.at_level("INFO", "jrc"):
         plan = planned_on_target("150KiB")

@@ -37,6 +37,7 @@ chained = functools.partial(optax.chain, gathered(), optax.scale(-0.1))
 alone = functools.partial(jrc.dgc_momentum, 0.1, 0.9, 0, 1, (0.5,), min_size=2)
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("as_transform", [False, True])
 def test_gradients_are_sent_once_in_k_steps(as_transform):
     tx = optax.MultiSteps(chained(), 2)
@@ -190,7 +191,8 @@ WAYS = {
 }
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize(("way", "parts"), [(way, parts) for parts in (2, 1) for way in WAYS])
 def test_bytes_of_a_pair_are_those_of_the_program(way, parts):
     """A device sends its own shards, and a mean over the inner axis in the steps that have one."""

@@ -115,8 +115,8 @@ def start(tx):
     return state, jrc.make_train_step(loss, tx, mesh=MESH, donate=False)
 
 
-@pytest.mark.exhaustive(after=8)
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_replicas_stay_equal_and_send_what_is_reported(name):
     state, step = start(WRAPPERS[name])

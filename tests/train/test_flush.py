@@ -141,6 +141,7 @@ def test_parameters_that_are_split(kind):
     assert jax.tree.all(jax.tree.map(placed, new, state))
 
 
+@pytest.mark.slow
 def test_masks_half_precision_and_pmap():
     """Two compressions of a tree with whole subtrees masked out; bfloat16; rows made by pmap."""
     tree = {"head": {"b": jnp.ones(5)}, "w": params()["w"].astype(jnp.bfloat16)}

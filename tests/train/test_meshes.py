@@ -73,8 +73,8 @@ def shardings(tree):
     return jax.tree.map(lambda x: x.sharding, tree)
 
 
-@pytest.mark.exhaustive(after=4)
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize(
     ("sizes", "kind", "via", "options"),
     [
@@ -152,6 +152,7 @@ def test_a_lookup_at_which_the_partitioner_may_abort_is_told_before():
         step(state, placed(np.zeros((16, 4), np.int32), mesh, rows))
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("kind", [AUTO, slow(EXPLICIT)])
 def test_compression_between_replicas_that_are_split(kind):
     mesh = mesh_of(2, 2, 2, kind=kind)

@@ -245,6 +245,7 @@ def test_devices_with_the_same_shard_keep_the_same_bits(kind, outer):
     assert np.isfinite(infos[-1].loss) and infos[-1].bytes_sent == 0 or infos[-1].synchronised
 
 
+@pytest.mark.slow
 def test_a_saved_run_goes_on_bit_for_bit(tmp_path):
     mesh, step, begun, state, _ = ran(AUTO)
     first, _ = run(begun, step, mesh, 3)
@@ -437,6 +438,7 @@ class FlatMean:
         return self.message_words(params)
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("outer", [jrc.SparseLoCo(2, density=1 / 4, chunk=32), None])
 def test_a_nan_in_one_shard_stops_the_step_on_all(outer):
     """The gradient of a norm of zero, with a finite loss: XLA's maximum over devices loses it."""

@@ -61,6 +61,7 @@ def in_one_process(replicas, dense=False):
     return state, infos
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("layout", EACH)
 def test_processes_agree_bit_for_bit_and_with_one_process(layout):
     replicas = np.prod(LAYOUTS[layout])

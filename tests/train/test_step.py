@@ -533,6 +533,7 @@ def test_under_a_mesh_that_is_set_and_inside_jit(kind):
     assert close(state.params, want.params, 1e-6)
 
 
+@pytest.mark.slow
 def test_pairs_of_axes_average_inside_and_compress_between():
     pair, hosts = ("chip", "data"), 2
     two = Mesh(np.array(jax.devices()[:4]).reshape(hosts, 2), ("data", "chip"))
@@ -604,7 +605,8 @@ def test_a_skipped_step_is_skipped_behind_what_takes_nan_out():
     assert same_bits((new.u, new.v, new.step), (old.u, old.v, old.step)) and int(new.skipped) == 1
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow(every=True)
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.parametrize("axes", ["data", ("chip", "data")])
 def test_gradients_that_multi_steps_gathers_are_saved_whole(axes, tmp_path):
     on = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "chip"))
@@ -668,7 +670,8 @@ def test_a_state_of_another_optimizer_is_refused_at_every_call():
     assert int(step(state, net_batch(1))[0].step) == 2
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize("via", ["shard_map", "pmap"])
 @pytest.mark.parametrize("donate", [True, False])
 def test_a_donated_state_is_deleted(via, donate):
@@ -702,6 +705,7 @@ OTHER_ARRAYS = {
 }
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("via", ["shard_map", "pmap"])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_state_with_other_arrays_is_refused_at_every_call(via, is_first):
@@ -715,6 +719,7 @@ def test_a_state_with_other_arrays_is_refused_at_every_call(via, is_first):
             step(change(state), net_batch(1))
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("via", ["shard_map", "pmap"])
 def test_rows_of_other_replicas_are_refused_at_every_call(via):
     tx = compress()
@@ -774,7 +779,8 @@ def test_numbers_of_python_alone_are_no_parameters():
     assert state.params["w"].shape == ()
 
 
-@pytest.mark.slow(after=4)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=5)
 @pytest.mark.parametrize("tx", ["dgc", "sgd", "outer"])
 @pytest.mark.parametrize("via, accumulate", [("shard_map", 1), ("pmap", 1), ("shard_map", 2)])
 def test_python_calls_the_loss_once_for_each_program(tx, via, accumulate):

@@ -211,6 +211,7 @@ def test_an_overlapped_exchange_reads_nothing_of_the_inner_step(streamed):
         assert not any("f32[4,64]" in reads[name] or " dot(" in reads[name] for name in seen)
 
 
+@pytest.mark.slow
 def test_a_run_is_restored_with_an_exchange_under_way(streamed, tmp_path):
     step, states, _ = streamed
     jrc.save(tmp_path / "state", states[4])

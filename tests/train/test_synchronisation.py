@@ -36,6 +36,7 @@ class Voted(optax.GradientTransformation):
     """An optimizer for which replicas vote."""
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("via", ["shard_map", "pmap"])
 def test_a_fourth_way_is_one_file(monkeypatch, via):
     monkeypatch.setattr(_synchronisation, "WAYS", [MajorityVote, *_synchronisation.WAYS])

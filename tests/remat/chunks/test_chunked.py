@@ -37,6 +37,7 @@ def temporaries(fn, *args):
     return jax.jit(fn).lower(*args).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow(after=2, every=True)
 @pytest.mark.parametrize("chunks", [1, 2, 7, 9, 24])
 def test_a_loss_and_its_gradient(chunks):
     lean = jrc.chunked(loss, (None, 0, 0), chunks=chunks)
@@ -44,7 +45,8 @@ def test_a_loss_and_its_gradient(chunks):
     close(found, jax.jit(jax.value_and_grad(loss, (0, 1)))(W, X, LABELS))
 
 
-@pytest.mark.slow(after=1)
+@pytest.mark.slow(every=True)
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.parametrize("chunks", [5, 2, 16])
 def test_a_prime_number_of_rows_runs_in_few_chunks(chunks):
     """The last chunk is shorter: its value and gradient are computed behind the loop."""
@@ -393,6 +395,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("name", RULES)
 def test_a_gradient_that_a_rule_changes_is_that_of_the_whole_loss(name):
     """The gradient of a chunk's own sum, scaled afterwards, is another one."""

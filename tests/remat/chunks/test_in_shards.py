@@ -91,8 +91,8 @@ def collectives_of(fn, args):
     return jrc.explain(fn, *args).collectives
 
 
-@pytest.mark.exhaustive(after=8)
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize(
     ("fn", "kind", "weights"),
     [
@@ -132,7 +132,8 @@ def test_weights_are_gathered_and_their_gradients_summed_once(fn, kind, weights)
     assert sent(lean) <= sent(plain)
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize("data", DATA)
 def test_every_way_to_split_the_data(data):
     spec, wanted_names = DATA[data]
@@ -289,6 +290,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("name", LAYERS)
 def test_weights_inside_of_a_shard_map_are_summed_over_devices_once(name):
     """A construct casts the weights itself: the gradient of a chunk is that of all devices."""

@@ -28,6 +28,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_the_gradient_of_a_shared_weight_is_summed_once(name, check_vma):

@@ -104,6 +104,7 @@ def test_all_inside_is_recomputed_and_the_output_is_saved(form):
     assert largest_error(*(jax.jit(jax.grad(f))(params) for f in (recomputed, plain))) < 1e-6
 
 
+@pytest.mark.slow(after=1, every=True)
 @forms
 def test_state_once_same_masks_and_gradients_at_the_originals(form):
     recomputed, plain = net(Full, form), net(Full, None)

@@ -178,7 +178,8 @@ def test_a_number_that_is_the_only_thing_differentiated():
             call(fn, 2.0, X)
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize("other", ["train", None, jnp.tanh, ("a", {"b": print})])
 def test_what_is_no_array_stays_what_it_is(other):
     def fn(ws, x, other, scale):

@@ -316,7 +316,8 @@ PATTERNS = {
 }
 
 
-@pytest.mark.slow(after=3)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=4)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_patterns_save_runs_of_operators(name):
     pattern, held = PATTERNS[name]
@@ -643,8 +644,8 @@ ALONE = {
 }
 
 
-@pytest.mark.exhaustive(after=6)
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize(
     ("name", "around"),
     [

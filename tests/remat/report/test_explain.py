@@ -148,6 +148,7 @@ def report_parts(fn, *args, argnums=(0, 1)):
     return saved_values(loss), reruns(loss.program.jaxpr, live_equations(gradient))
 
 
+@pytest.mark.slow(after=5, every=True)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_saved_bytes_are_those_of_the_derivative(name):
     fn, _ = FUNCTIONS[name]

@@ -125,6 +125,7 @@ def test_a_plan_of_a_loss_leaves_out_some_of_the_temporaries():
     assert "a plan of its loss leaves out some" in str(loss) and "of a peak of" not in str(loss)
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_refused_is_not_offered(monkeypatch):
     def loss(w, x):
         for _ in range(3):

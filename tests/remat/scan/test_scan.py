@@ -109,6 +109,7 @@ def order(n, segments, reverse=False):
 
 
 # `+3` runs step 3, `-3` propagates the cotangent through it; the step runs just before that.
+@pytest.mark.slow(after=2, every=True)
 @pytest.mark.parametrize(
     ("n", "segments", "backward"),
     [
@@ -172,6 +173,7 @@ def test_bit_equal_where_nothing_is_fused():
     assert bit_equal(got, want)
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("n", [64, 256, 1024])
 def test_saved_carries(n):
     def carries(segments):

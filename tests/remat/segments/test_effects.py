@@ -42,7 +42,8 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.slow(after=3)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=4)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_reference_that_a_scan_writes(name):
     lean, products = TRANSFORMS[name]

@@ -55,6 +55,7 @@ def recomputed(inner, outer, name="dot_general"):
 TRANSFORMS = [reentrant, checkpointed, segment, jitted]
 
 
+@pytest.mark.slow(after=4, every=True)
 @pytest.mark.parametrize("outer", TRANSFORMS)
 @pytest.mark.parametrize("inner", TRANSFORMS)
 def test_nothing_is_recomputed_twice(inner, outer):

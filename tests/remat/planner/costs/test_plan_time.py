@@ -373,6 +373,7 @@ def test_a_named_file_without_rates_is_refused(monkeypatch, tmp_path, field, val
         host_rates.__wrapped__()
 
 
+@pytest.mark.slow
 def test_nothing_of_the_caller_is_in_the_measurement(monkeypatch):
     """Neither a trace, nor a mesh of eight devices, nor a guard of transfers."""
     monkeypatch.setattr(host_rates_file, "_LARGE", 2**12)

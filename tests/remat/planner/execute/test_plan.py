@@ -402,6 +402,7 @@ def written_down(ws, x):
     return jnp.sum(x) + jnp.sum(sums[...] ** 2)
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("fn", [shifted, handed_on, written_down])
 def test_bodies_of_a_rare_kind(fn):
     problem = problem_of(fn, (WS, X))

@@ -26,8 +26,8 @@ from tests.remat.planner.plan_cases import (
 from tests.remat.planner.problems import plan_as
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.exhaustive(after=4)
-@pytest.mark.slow(after=3)
 @pytest.mark.parametrize("name", ["layers tanh", "nested_scans", "sharded", "dropout", "gpt"])
 def test_plans_survive_json(name):
     for option in (0, -1):

@@ -107,6 +107,7 @@ def inlined(fn, *args):
     return Program(inline_all(jax.make_jaxpr(fn)(*args)))
 
 
+@pytest.mark.slow
 def test_copies_are_for_readers_that_stand_apart():
     program = inlined(loss, *arguments())
     copied = unshared(program)

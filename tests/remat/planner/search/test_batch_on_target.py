@@ -135,6 +135,7 @@ def of_long_inputs(w, x):
     return jnp.mean(jnp.tanh(x @ w) ** 2)
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("mib", [4, 7, 12])
 def test_inputs_that_grow_with_the_batch(compiled, mib):
     """Each sequence is of 1 MiB; eight of them do not fit into the smaller budgets."""

@@ -417,6 +417,7 @@ def test_a_hopeless_budget_is_refused_soon(monkeypatch):
     assert len(looked_for) == 1
 
 
+@pytest.mark.slow
 def test_without_compilations_what_fits_is_not_cut(monkeypatch):
     """Which is faster, predictions do not tell."""
     args = mlp_of_large_weights()
@@ -453,6 +454,7 @@ def test_the_smallest_chunks_are_looked_at_before_a_refusal():
         assert plan.chunks[0].chunks > 256 and plan.verified.peak_bytes <= plan.budget
 
 
+@pytest.mark.slow
 def test_the_largest_batch_without_chunks_has_none():
     def of_batch(batch):
         w = jnp.ones((32, 32)), jnp.ones((32, 1024))

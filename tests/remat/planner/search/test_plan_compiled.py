@@ -24,7 +24,8 @@ def with_aux(x, params):
     return loss(params, x), {"mean": x.mean(), "none": None}
 
 
-@pytest.mark.slow(after=2)
+@pytest.mark.slow(after=1, every=True)
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize(
     "fn, args, argnums",
     [
@@ -46,6 +47,7 @@ def test_it_is_the_program_of_value_and_grad(fn, args, argnums):
     assert plain.as_text() in lowered
 
 
+@pytest.mark.slow(after=1, every=True)
 @pytest.mark.parametrize("more", [{"step": 3}, {"name": "train"}, {"mask": jnp.arange(4) > 1}])
 def test_other_leaves_and_results_are_compiled_too(more):
     """`jax.value_and_grad` takes no integers, and `jax.jit` no text."""

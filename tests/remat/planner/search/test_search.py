@@ -104,6 +104,7 @@ def test_the_cheapest_that_fits_is_nearly_always_found(error, exact, mean):
     assert np.mean(np.equal(extra, 0)) > exact and np.mean(extra) < mean
 
 
+@pytest.mark.slow(after=2, every=True)
 @pytest.mark.parametrize("compilations", [1, 2, 3, 5])
 def test_wrong_predictions_never_lead_past_the_budget_nor_to_more_compilations(compilations):
     for seed in range(200):

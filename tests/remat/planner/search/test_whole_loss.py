@@ -147,6 +147,7 @@ def test_a_loss_of_all_examples_together_stays_whole(fn):
     assert not whole_loss_chunks(problem, 2**22)
 
 
+@pytest.mark.slow
 def test_a_train_step_within_a_budget():
     step = jrc.make_train_step(
         lambda params, batch, key: loss(params, *batch), optax.sgd(0.1), memory_budget="3MiB"
