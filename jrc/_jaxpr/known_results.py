@@ -1,6 +1,6 @@
 """Remove the computation of results that are known beforehand."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -8,8 +8,10 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jrc._jaxpr.atoms import substitute
 from jrc._jaxpr.dce import live_positions
 from jrc._jaxpr.inline import inline_all
-from jrc._jaxpr.primitives import Reads, facts_of
 from jrc._jaxpr.varying_casts import casts_of, folded, is_cast, source_of
+
+_JUMPS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "sign", "floor", "ceil", "round"})
+"""Operators whose results jump where their operands differ in the last bit."""
 
 
 def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
@@ -18,9 +20,9 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
     Equations that read such a result read the input instead; equations that are then dead are
     dropped. Where a result is `y = max(x, 0)`, `x > 0` becomes `y > 0`.
 
-    A result that is compared for equality stays computed. The derivative of a maximum goes to the
-    operands that equal it. Operands that were computed again, in another kernel, may all differ in
-    the last bit from a maximum that was saved: then no operand would have a derivative.
+    A result that is compared with an operand stays computed, as in the derivative of a maximum: it
+    goes to the operands that equal it. Operands that were computed again, in another kernel, may
+    all differ in the last bit from a maximum that was saved: then none would have a derivative.
     """
     jaxpr = folded(jaxpr)
     given, wanted = jaxpr.outvars[:count], jaxpr.outvars[count:]
@@ -35,7 +37,7 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
         for eqn in jaxpr.eqns
         if is_relu(eqn) and eqn.outvars[0] in new and isinstance(eqn.invars[0], Var)
     }
-    compared = _compared(jaxpr.eqns)
+    compared = _compared(jaxpr, new)
     new = {var: x for var, x in new.items() if var not in compared}
     eqns = [
         eqn.replace(invars=substitute(eqn.invars, positive if _is_above_zero(eqn, casts) else new))
@@ -47,16 +49,25 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
     return jaxpr.replace(eqns=eqns, outvars=outvars, invars=[*jaxpr.invars, *inputs])
 
 
-def _compared(eqns: Sequence[JaxprEqn]) -> set[Any]:
-    """The variables whose entries are compared for equality, and those that these are copied from.
+def _compared(jaxpr: Jaxpr, results: Collection[Any]) -> set[Any]:
+    """The results that are compared with inputs, or with each other, by way of any computation.
 
-    A derivative of `x.at[i].max(y)` compares entries that it gathers from the result.
+    A comparison may be of a difference: a rule for `y = max(x)` may ask for `sign(x - y) == 0`.
     """
+    from_results: dict[Any, frozenset[Any]] = {}
+    from_inputs = set(jaxpr.invars)
     found: set[Any] = set()
-    for eqn in reversed(eqns):
-        moves = facts_of(eqn).derivative_reads is Reads.NOTHING or eqn.primitive.name == "gather"
-        if eqn.primitive.name == "eq" or (moves and not found.isdisjoint(eqn.outvars)):
-            found.update(atom for atom in eqn.invars if isinstance(atom, Var))
+    for eqn in jaxpr.eqns:
+        operands = [atom for atom in eqn.invars if isinstance(atom, Var)]
+        read = frozenset().union(*(from_results.get(v, ()) for v in operands))
+        reads_inputs = not from_inputs.isdisjoint(operands)
+        if eqn.primitive.name in _JUMPS and (len(read) > 1 or (read and reads_inputs)):
+            found |= read
+        for var in eqn.outvars:
+            is_result = var in results
+            from_results[var] = frozenset({var}) if is_result else read
+            if reads_inputs and not is_result:
+                from_inputs.add(var)
     return found
 
 
