@@ -7,6 +7,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jrc._jaxpr.atoms import substitute
 from jrc._jaxpr.dce import live_positions
+from jrc._jaxpr.equations import inner_programs
 from jrc._jaxpr.inline import inline_all
 from jrc._jaxpr.varying_casts import casts_of, folded, is_cast, source_of
 
@@ -52,7 +53,8 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
 def _compared(jaxpr: Jaxpr, results: Collection[Any]) -> set[Any]:
     """The results that are compared with inputs, or with each other, by way of any computation.
 
-    A comparison may be of a difference: a rule for `y = max(x)` may ask for `sign(x - y) == 0`.
+    A comparison may be of a difference: a rule for `y = max(x)` may ask for `sign(x - y) == 0`. A
+    loop or a branch that reads both may compare them.
     """
     from_results: dict[Any, frozenset[Any]] = {}
     from_inputs = set(jaxpr.invars)
@@ -61,7 +63,8 @@ def _compared(jaxpr: Jaxpr, results: Collection[Any]) -> set[Any]:
         operands = [atom for atom in eqn.invars if isinstance(atom, Var)]
         read = frozenset().union(*(from_results.get(v, ()) for v in operands))
         reads_inputs = not from_inputs.isdisjoint(operands)
-        if eqn.primitive.name in _JUMPS and (len(read) > 1 or (read and reads_inputs)):
+        may_jump = eqn.primitive.name in _JUMPS or bool(inner_programs(eqn))
+        if may_jump and (len(read) > 1 or (read and reads_inputs)):
             found |= read
         for var in eqn.outvars:
             is_result = var in results

@@ -27,8 +27,9 @@ def maximum(place):
         maximum(lambda above, x, y: x >= y),
         maximum(lambda above, x, y: above >= 0),
         maximum(lambda above, x, y: jnp.sign(above) == 0),
+        maximum(lambda above, x, y: jax.lax.map(lambda pair: pair[0] == pair[1], (x, y))),
     ],
-    ids=["max", "min", "segment_max", "scatter", "rule", "difference", "sign"],
+    ids=["max", "min", "segment_max", "scatter", "rule", "difference", "sign", "loop"],
 )
 def test_a_maximum_is_compared_with_what_it_is_of(fn):
     # A result that was saved may differ in its last bit from operands that are computed again.
