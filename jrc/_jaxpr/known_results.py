@@ -9,10 +9,9 @@ from jrc._jaxpr.atoms import substitute
 from jrc._jaxpr.dce import live_positions
 from jrc._jaxpr.equations import inner_programs
 from jrc._jaxpr.inline import inline_all
+from jrc._jaxpr.primitives import facts_of
 from jrc._jaxpr.varying_casts import casts_of, folded, is_cast, source_of
-
-_JUMPS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "sign", "floor", "ceil", "round"})
-"""Operators whose results jump where their operands differ in the last bit."""
+from jrc._tree import is_floating
 
 
 def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
@@ -53,8 +52,7 @@ def with_results_given(jaxpr: Jaxpr, count: int) -> Jaxpr:
 def _compared(jaxpr: Jaxpr, results: Collection[Any]) -> set[Any]:
     """The results that are compared with inputs, or with each other, by way of any computation.
 
-    A comparison may be of a difference: a rule for `y = max(x)` may ask for `sign(x - y) == 0`. A
-    loop or a branch that reads both may compare them.
+    A comparison may be of a difference: a rule for `y = max(x)` may ask for `sign(x - y) == 0`.
     """
     from_results: dict[Any, frozenset[Any]] = {}
     from_inputs = set(jaxpr.invars)
@@ -63,8 +61,7 @@ def _compared(jaxpr: Jaxpr, results: Collection[Any]) -> set[Any]:
         operands = [atom for atom in eqn.invars if isinstance(atom, Var)]
         read = frozenset().union(*(from_results.get(v, ()) for v in operands))
         reads_inputs = not from_inputs.isdisjoint(operands)
-        may_jump = eqn.primitive.name in _JUMPS or bool(inner_programs(eqn))
-        if may_jump and (len(read) > 1 or (read and reads_inputs)):
+        if (len(read) > 1 or (read and reads_inputs)) and _may_jump(eqn):
             found |= read
         for var in eqn.outvars:
             is_result = var in results
@@ -72,6 +69,15 @@ def _compared(jaxpr: Jaxpr, results: Collection[Any]) -> set[Any]:
             if reads_inputs and not is_result:
                 from_inputs.add(var)
     return found
+
+
+def _may_jump(eqn: JaxprEqn) -> bool:
+    """Whether results may jump where operands differ in the last bit, as those of a comparison.
+
+    A loop or a branch may compare what it reads.
+    """
+    jumps = facts_of(eqn).is_step or not all(is_floating(var.aval) for var in eqn.outvars)
+    return jumps or bool(inner_programs(eqn))
 
 
 def is_relu(eqn: JaxprEqn) -> bool:

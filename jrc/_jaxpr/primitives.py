@@ -97,6 +97,7 @@ class Facts:
         is_contraction: Whether it is a product of matrices or a convolution.
         is_reduction: Whether it makes one entry of all along some axes.
         is_cumulative: Whether it makes each entry of all before it along an axis.
+        is_step: Whether its result is floating and constant, but where it jumps.
         is_cast: Whether it changes nothing but the mesh axes that a type varies over.
         is_region: Whether it is a `jax.checkpoint` region.
         hides_residuals: Whether its derivative saves values of a program inside, which have no
@@ -116,6 +117,7 @@ class Facts:
     is_contraction: bool = False
     is_reduction: bool = False
     is_cumulative: bool = False
+    is_step: bool = False
     is_cast: bool = False
     is_region: bool = False
     hides_residuals: bool = False
@@ -269,8 +271,9 @@ _row("add sub neg add_any", **_no_reads, **_inside, **_each, linear=Linear.ALL)
 _row("mul", **_operands, **_inside, **_each, linear=Linear.ONE)
 _row("select_n", **_operands, **_inside, **_each)
 _row("div", **_inside, **_each, linear=Linear.FIRST)
-_row("sign abs floor ceil round max min clamp integer_pow square is_finite reciprocal conj "
-     "and or not xor eq ne lt le gt ge shift_left shift_right_logical shift_right_arithmetic "
+_row("sign floor ceil round", **_inside, **_each, is_step=True)
+_row("abs max min clamp integer_pow square is_finite reciprocal conj and or not xor "
+     "eq ne lt le gt ge shift_left shift_right_logical shift_right_arithmetic "
      "clz population_count", **_inside, **_each)  # fmt: skip
 
 # Elementwise functions and reductions: a pass over the operands.
