@@ -9,7 +9,7 @@ results, made for this run alone. That is an eighth of the time.
 The default run has every capability, in few cases each. `-m slow` runs other cases, and
 `-m exhaustive` more of the same; `slow(after=3)` and `exhaustive(after=3)` do not mark the first
 three parameter sets of a test. Of the slow sets of a test all but the first are exhaustive, unless
-it is marked `slow(every=True)`: its sets are different things, such as pages.
+it is marked `slow(every=True)`: `.ci/run` runs all of them.
 
 Modules draw their arrays with `tests/draws.py`, and tests compare many small results in one program
 or in NumPy: JAX compiles each operator for each shape, and every worker imports every module.
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items):
     """Take a mark with `after` off the first sets of a test, and mark its further slow ones."""
     seen, slow = collections.Counter(), set()
     for item in items:
-        test = item.parent.nodeid, item.originalname
+        test = item.parent.nodeid, getattr(item, "originalname", item.name)
         item.own_markers = [m for m in item.own_markers if seen[test] >= m.kwargs.get("after", 0)]
         seen[test] += 1
         mark = item.get_closest_marker("slow")

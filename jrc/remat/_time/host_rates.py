@@ -7,6 +7,7 @@ on several machines: they assume rates, but for those of a file that `JRC_HOST_R
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -28,18 +29,20 @@ from jrc.remat._time.measured import in_turns, outside_of_traces
 from jrc.remat._time.rates import Rates
 
 # What is taken where nothing can be measured: about two cores of a server.
-ASSUMED = Rates(1e11, 5e10, 3e9, 2e10, 1e-6, new_memory=5e9, slow_convolutions=2e9, strided=2e8)
-_SIDE, _LARGE, _SUMMANDS, _PASSES, _ROUNDS = 1024, 2**24, 4, 8, 12
-_NUMBERS = (
-    "products",
-    "convolutions",
-    "functions",
-    "bandwidth",
-    "launch",
-    "new_memory",
-    "slow_convolutions",
-    "strided",
+ASSUMED = Rates(
+    products=1e11,
+    convolutions=5e10,
+    functions=3e9,
+    bandwidth={2**20: 8e10, 2**23: 5e10, 2**25: 3e10, 2**27: 1.5e10},
+    launch=1e-6,
+    new_memory=5e9,
+    slow_convolutions=2e9,
+    strided={2**18: 5e8, 2**22: 1.5e8},
 )
+_SIDE, _LARGE, _SUMMANDS, _PASSES, _ROUNDS = 1024, 2**24, 4, 8, 12
+# Arrays that are a power of two smaller than the largest: 512 KiB, 4, 16 and 64 MiB.
+_SMALLER = (7, 4, 2, 0)
+_NAMES = tuple(each.name for each in dataclasses.fields(Rates) if each.name != "by_dtype")
 
 
 @functools.cache
@@ -59,9 +62,9 @@ def host_rates() -> Rates:
         return found
     if named and path.exists():
         raise ValueError(
-            f"JRC_HOST_RATES must name a file of rates, JSON with a positive number for each of "
-            f"{', '.join(_NUMBERS)}, or one that is not there yet, got {named!r}. Delete the file "
-            "to have them measured."
+            "JRC_HOST_RATES must name a file of rates, JSON with a positive number, or positive "
+            f"numbers by sizes, for each of {', '.join(_NAMES)}, or one that is not there yet, got "
+            f"{named!r}. Delete the file to have them measured."
         )
     found = measured()
     _write(path, found)
@@ -81,33 +84,49 @@ def _measured() -> Rates:
     put = lambda *shape: jax.device_put(np.ones(shape, np.float32), device)  # noqa: E731
     with jax.default_device(device), jax.disable_jit(False), jax.transfer_guard("allow"):
         side, large = put(_SIDE, _SIDE), put(_LARGE)
-        columns = [put(_SIDE, _SIDE) for _ in range(_SUMMANDS)]
+        columns = [put(1, _SIDE, _SIDE) for _ in range(_SUMMANDS)]
+        short = [each.reshape(16, _SIDE // 4, _SIDE // 4) for each in columns]
         small, image, kernel = put(_LARGE // 64), put(16, 64, 32, 32), put(64, 64, 3, 3)
 
         def passes(once: Callable[..., Any], times: int = _PASSES) -> Callable[..., Any]:
             return lambda x, *rest: jax.lax.fori_loop(0, times, lambda _, y: once(y, *rest), x)
 
+        def transposed(*arrays: Any) -> Any:
+            return jnp.swapaxes(sum((x * x for x in arrays[1:]), 1.5 * arrays[0]), 1, 2)
+
         convolve = lambda x, k: jax.lax.conv(x, k, (1, 1), "SAME")  # noqa: E731
+        add = lambda x: x * 1.5 + 0.5  # noqa: E731
+        written = {
+            f"written_{n}": (passes(add, _PASSES << min(n, 6)), large[: _LARGE >> n])
+            for n in _SMALLER
+        }
         seconds = _least_seconds(
             product=(lambda x: x @ x, side),
             convolved=(convolve, image, kernel),
             in_loop=(passes(convolve, 2), image[:1], kernel),
-            written=(passes(lambda x: x * 1.5 + 0.5), large),
             computed=(passes(jnp.tanh), small),
             new=(lambda x: x * 1.5, large),
-            transposed=(lambda *arrays: sum((x * x for x in arrays), 1.5 * side).T, *columns),
+            columns=(transposed, *columns),
+            short=(transposed, *short),
+            **written,
         )
-    size = large.size * large.dtype.itemsize
-    bandwidth = 2 * size * _PASSES / seconds["written"]
-    new = seconds["new"]
+    size = large.nbytes
+    bandwidth = {
+        2 * (size >> n): 2 * (size >> n) * (_PASSES << min(n, 6)) / seconds[f"written_{n}"]
+        for n in _SMALLER
+    }
+    new, read = seconds["new"], _SUMMANDS * side.size
     return Rates(
         products=2 * _SIDE**3 / seconds["product"],
         convolutions=2 * image.size * 64 * 9 / seconds["convolved"],
         functions=small.size * _PASSES / seconds["computed"],
         bandwidth=bandwidth,
         launch=1e-6,
-        new_memory=size / max(new - 2 * size / bandwidth, 0.01 * new),
-        strided=_SUMMANDS * side.size / seconds["transposed"],
+        new_memory=size / max(new - 2 * size / bandwidth[2 * size], 0.01 * new),
+        strided={
+            _SIDE**2 // 4: read / seconds["short"],
+            4 * _SIDE**2: read / seconds["columns"],
+        },
         slow_convolutions=2 * 2 * image[:1].size * 64 * 9 / seconds["in_loop"],
     )
 
@@ -132,7 +151,8 @@ def _path() -> pathlib.Path | None:
         _processor(),
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         jaxlib.__version__,
-        _NUMBERS,
+        _NAMES,
+        _SMALLER,
         os.environ.get("XLA_FLAGS", ""),
     )
     key = hashlib.sha256(repr(machine).encode()).hexdigest()[:16]
@@ -154,19 +174,31 @@ def _read(path: pathlib.Path) -> Rates | None:
         data = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(data, dict) or set(data) != set(_NUMBERS):
+    if not isinstance(data, dict) or set(data) != set(_NAMES):
         return None
+    try:
+        return Rates(**{name: _rate(data[name]) for name in _NAMES})
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _rate(data: Any) -> Any:
+    """A number, or numbers by sizes in rising order, as JSON has them.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if isinstance(data, dict) and data:
+        return {int(size): _rate(data[size]) for size in sorted(data, key=int)}
     # Rates span many magnitudes, but none of them leads to a time of nothing, or of for ever.
-    numbers = [data[name] for name in _NUMBERS]
-    if not all(is_real(n) and math.isfinite(n) and 1e-12 < n < 1e21 for n in numbers):
-        return None
-    rates: dict[str, Any] = {name: float(n) for name, n in zip(_NUMBERS, numbers, strict=True)}
-    return Rates(**rates)
+    if not (is_real(data) and math.isfinite(data) and 1e-12 < data < 1e21):
+        raise ValueError(data)
+    return float(data)
 
 
 def _write(path: pathlib.Path, rates: Rates) -> None:
     """Write the file, whole or not at all; a folder that cannot be written to is left alone."""
-    numbers = {name: getattr(rates, name) for name in _NUMBERS}
+    numbers = {name: getattr(rates, name) for name in _NAMES}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

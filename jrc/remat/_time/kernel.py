@@ -9,11 +9,12 @@
 ... }
 ... ''')
 >>> kernel_of(module, module.entry, module.entry.root)
-Kernel(bytes=896, products={'f32': 1024}, convolves=False, in_library=True, functions=0, strided=0)
+Kernel(bytes=896, products={'f32': 1024}, convolves=False, in_library=True, functions=0, strided={})
 """
 
 import math
 import re
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -42,7 +43,8 @@ class Kernel(NamedTuple):
             channels are last, the kernel's dimensions are in their order, images have at most two
             dimensions, and groups several features.
         functions: Values of functions such as tanh.
-        strided: Entries that the loop of a fusion reads in steps: `strided_reads`.
+        strided: Entries that the loop of a fusion reads in steps, by the bytes of a cache
+            that has room for a column: `strided_reads`.
     """
 
     bytes: int
@@ -50,7 +52,7 @@ class Kernel(NamedTuple):
     convolves: bool = False
     in_library: bool = True
     functions: int = 0
-    strided: int = 0
+    strided: Mapping[int, int] = types.MappingProxyType({})
 
 
 def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel | None:
@@ -90,7 +92,7 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
         convolves=convolves,
         in_library=in_library,
         functions=functions,
-        strided=strided_reads(fused) if is_loop else 0,
+        strided=strided_reads(fused) if is_loop else {},
     )
 
 

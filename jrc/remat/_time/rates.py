@@ -4,11 +4,18 @@
 >>> rates = rates_of_chip(CHIPS["h100"])
 >>> rates.seconds_of_products("f32", 0.7 * 989.4e12), rates.seconds_of_products("bf16", 989.4e12)
 (2.0, 1.4285714285714286)
+
+Of a CPU, whose caches are faster than its memory, a rate may depend on a size:
+
+>>> [round(rate_at({2**20: 80e9, 2**22: 20e9}, size) / 1e9) for size in (2**10, 2**21, 2**30)]
+[80, 40, 20]
 """
 
 import dataclasses
 import math
 from collections.abc import Mapping
+
+import numpy as np
 
 from jrc._targets import Chip
 
@@ -21,6 +28,17 @@ _LAUNCH_SECONDS = 2e-6
 # (benchmarks.device.kernels); assumed of every GPU.
 _PRODUCTS_ON_GPUS, _BANDWIDTH_ON_GPUS = 0.7, 0.75
 
+Rate = float | Mapping[int, float]
+"""Something per second: the same for all sizes, or that of a few sizes."""
+
+
+def rate_at(rate: Rate, size: float) -> float:
+    """Return the rate at a size: between known sizes a power of it, beyond them theirs."""
+    if not isinstance(rate, Mapping):
+        return rate
+    sizes, rates = (np.log([*each]) for each in (rate.keys(), rate.values()))
+    return math.exp(np.interp(math.log(max(size, 1)), sizes, rates))
+
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
@@ -30,7 +48,8 @@ class Rates:
         products: Floating-point operations per second of matrix products.
         convolutions: The same of convolutions.
         functions: Values per second of an elementwise function such as tanh.
-        bandwidth: Bytes per second of its memory.
+        bandwidth: Bytes per second of its memory; of a CPU by the bytes that a kernel reads and
+            writes, with rising sizes: few of them stay in a cache from kernel to kernel.
         launch: Seconds from one kernel to the next.
         new_memory: Bytes per second at which a program gets memory that is new in each run: on a
             CPU the system hands it over page by page, an accelerator keeps it from run to run.
@@ -38,19 +57,20 @@ class Rates:
             for CPUs gives convolutions the form of its library outside of loops alone; inside,
             gradients and images with channels first are computed one value after the other, and
             everywhere depthwise ones, and those of images of three dimensions.
-        strided: Entries per second that a loop reads in steps. Kernels of accelerators transpose
-            in tiles: there that costs no more than the bytes.
+        strided: Entries per second that a loop reads in steps, by the bytes of a cache that has
+            room for the lines of a column. Kernels of accelerators transpose in tiles: there that
+            costs no more than the bytes.
         by_dtype: By HLO's name of a dtype, its rate of products over `products`; 1 of others.
     """
 
     products: float
     convolutions: float
     functions: float
-    bandwidth: float
+    bandwidth: Rate
     launch: float
     new_memory: float = math.inf
     slow_convolutions: float = math.inf
-    strided: float = math.inf
+    strided: Rate = math.inf
     by_dtype: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def seconds_of_products(
@@ -61,6 +81,14 @@ class Rates:
         if convolves and not in_library:
             rate = min(rate, self.slow_convolutions)
         return flops / (rate * self.by_dtype.get(dtype, 1.0))
+
+    def seconds_of_bytes(self, size: float) -> float:
+        """Return the seconds in which a kernel reads and writes so many bytes."""
+        return size / rate_at(self.bandwidth, size)
+
+    def seconds_of_strided(self, entries: Mapping[int, int]) -> float:
+        """Return the seconds of entries that are read in steps, by the bytes for a column."""
+        return sum(count / rate_at(self.strided, size) for size, count in entries.items())
 
 
 def rates_of_chip(chip: Chip) -> Rates | None:

@@ -34,5 +34,8 @@ def kernel_seconds(kernel: Kernel, rates: Rates) -> float:
         rates.seconds_of_products(dtype, flops, kernel.convolves, kernel.in_library)
         for dtype, flops in kernel.products.items()
     )
-    functions, strided = kernel.functions / rates.functions, kernel.strided / rates.strided
-    return max(products, kernel.bytes / rates.bandwidth, functions, strided)
+    functions, strided = (
+        kernel.functions / rates.functions,
+        rates.seconds_of_strided(kernel.strided),
+    )
+    return max(products, rates.seconds_of_bytes(kernel.bytes), functions, strided)

@@ -3,8 +3,9 @@
 XLA for CPUs transposes in tiles where all else in a fusion is elementwise. Otherwise, as with a
 constant that is broadcast, it computes the entries of the result one after the other, and reads
 what they are made of in steps of a row: nothing is vectorised, and each entry costs a line of the
-cache. The products that are weights' gradients often read a cotangent so, and with it all that the
-cotangent is a sum of.
+cache, which may be gone when the next column is read: where rows are a power of two apart, few of
+the lines can be in a cache at a time. The products that are weights' gradients
+often read a cotangent so, and with it all that the cotangent is a sum of.
 
 >>> from jrc.remat._compiled.hlo import parse_hlo
 >>> module = parse_hlo('''
@@ -26,9 +27,10 @@ cotangent is a sum of.
 ... }
 ... ''')
 >>> strided_reads(module.computations["fused"])  # 131,072 entries, each made of one of `a`
-131072
+{524288: 131072}
 """
 
+import collections
 import math
 import re
 from collections.abc import Iterator
@@ -38,22 +40,36 @@ from jrc.remat._compiled.hlo_opcodes import Overwrites, opcode_facts
 
 # Inputs of fewer bytes stay in the cache of a core.
 _CACHED = 2**18
+# Bytes of a line of a cache.
+_LINE = 64
 # Their result has the dimensions of their operands, if not all of the entries.
 _SAME_DIMENSIONS = ("slice", "dynamic-slice", "pad", "concatenate", "reverse", "copy")
 _OTHER_ENTRIES = ("reduce", "reduce-window", "gather", "scatter", "sort", "iota", "fusion", "call")
 
 
-def strided_reads(fused: Computation) -> int:
+def strided_reads(fused: Computation) -> dict[int, int]:
     """Return how many entries the loop of a fusion reads in steps of more than one entry.
 
-    Small inputs count nothing, and nothing where the compiler transposes in tiles.
+    They are counted by the bytes of a cache that has room for all lines of a column. Small inputs
+    count nothing, and nothing where the compiler transposes in tiles.
 
     Args:
         fused: The computation of the fusion.
     """
     if all(map(_is_elementwise, fused.instructions)):
-        return 0
-    return sum(math.prod(_dims(root)) * len(set(_strided(fused, root))) for root in fused.results)
+        return {}
+    found: collections.Counter[int] = collections.Counter()
+    for root in fused.results:
+        for name, along in set(_strided(fused, root)):
+            found[_cache_of_column(fused.by_name[name], along)] += math.prod(_dims(root))
+    return dict(found)
+
+
+def _cache_of_column(given: Instruction, along: int) -> int:
+    """Bytes of a cache that holds one line of each row: rows as far apart share its places."""
+    dims = _dims(given)
+    step = _step(given, along) * sum(given.array_bytes) // math.prod(dims)
+    return dims[along] * max(_LINE, step & -step)
 
 
 def _is_elementwise(each: Instruction) -> bool:

@@ -58,6 +58,15 @@ def test_of_a_device_without_known_rates_there_are_no_seconds():
     assert known_device("gpu", unknown) is None and known_device("gpu", None) is None
 
 
+def test_kernels_of_few_bytes_take_less_time_for_each():
+    """They find in a cache what the kernel before them wrote."""
+    rates = dataclasses.replace(RATES, bandwidth={2**10: 8e9, 2**20: 1e9})
+    found = {size: rates.seconds_of_bytes(size) for size in (0, 100, 2**10, 2**20, 2**24)}
+    expected = {0: 0.0, 100: 100 / 8e9, 2**10: 2**10 / 8e9, 2**20: 2**20 / 1e9, 2**24: 2**24 / 1e9}
+    assert found == pytest.approx(expected)
+    assert rates.seconds_of_bytes(2**15) == pytest.approx(2**15 / 8e9 * 8**0.5)
+
+
 def test_memory_that_is_new_in_each_run_takes_time():
     rates = dataclasses.replace(RATES, new_memory=1e6)
     there, new = (seconds_on(parse_hlo(LOOP), Device(rates), n).value for n in (0, 3000))

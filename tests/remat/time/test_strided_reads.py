@@ -54,6 +54,23 @@ def test_entries_that_are_read_in_steps(fn, args, expected):
     assert strided(fn, *args) == expected
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "cache"),
+    [(512, 256, 512 * 1024), (512, 384, 512 * 512), (512, 250, 512 * 64), (2048, 64, 2048 * 256)],
+)
+def test_rows_a_power_of_two_apart_share_places_of_the_cache(rows, columns, cache):
+    fn = lambda a, b: (a * b[:, None]).T  # noqa: E731
+    module = compiled(fn, jnp.ones((rows, columns)), jnp.ones(rows))
+    kernels = (kernel_of(module, module.entry, i) for i in module.entry.instructions)
+    assert [each.strided for each in kernels if each] == [{cache: rows * columns}]
+    # Columns that stay in a cache are read faster.
+    rates = [dataclasses.replace(PLAIN, strided={cache // 2: 2.0, 2 * cache: n}) for n in (0.5, 2)]
+    assert [round(roofline_seconds(module, each)) for each in rates] == [
+        rows * columns,
+        rows * columns // 2,
+    ]
+
+
 def test_a_loop_counts_as_often_as_it_runs():
     once = lambda a: (a * 2).T  # noqa: E731
     square = jnp.ones((ROWS, ROWS))

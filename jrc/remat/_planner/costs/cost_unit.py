@@ -127,7 +127,7 @@ class TimeUnit:
 
     def of_written(self, size: float) -> int:
         """Return the time in which so many bytes are written, and a kernel is launched."""
-        return self.of_seconds(size / self.rates.bandwidth + self.rates.launch)
+        return self.of_seconds(self.rates.seconds_of_bytes(size) + self.rates.launch)
 
     def of_stacked(self, avals: Iterable[Any]) -> int:
         """Return the time in which arrays are written and read once more.
@@ -137,7 +137,7 @@ class TimeUnit:
         if not self.compiler.fuses_passes:
             return 0
         size = sum(map(self.compiler.moved_bytes, avals))
-        return self.of_seconds(2 * size / self.rates.bandwidth)
+        return self.of_seconds(self.rates.seconds_of_bytes(2 * size))
 
     def of_sums(self, entries: int, size: float) -> int:
         """Return the time in which two summands are read and a sum is written.
@@ -145,7 +145,7 @@ class TimeUnit:
         Where a sum is part of the kernel of a product, that summand is never in memory.
         """
         arrays = 2 if self.compiler.continues_products else 3
-        return self.of_seconds(arrays * size / self.rates.bandwidth)
+        return self.of_seconds(self.rates.seconds_of_bytes(arrays * size))
 
     def of_memory(self, size: float) -> int:
         """Return the time in which a program is given memory that is new in each run."""
@@ -177,7 +177,7 @@ class TimeUnit:
         seconds = own_flops(eqn) / self.rates.functions / (1 if is_function else _ARITHMETIC)
         if self.compiler.fuses(eqn):
             return seconds
-        return max(seconds, self._moved(eqn.outvars) / self.rates.bandwidth)
+        return max(seconds, self.rates.seconds_of_bytes(self._moved(eqn.outvars)))
 
     def _of_kernel(self, eqn: Any) -> float:
         """Seconds of a kernel of its own."""
@@ -190,7 +190,7 @@ class TimeUnit:
             most = written if facts_of(eqn).moves_data else math.inf
             moved = written + sum(min(self._moved([x]), most) for x in eqn.invars)
             computed = self._computed(eqn, flops)
-        return max(computed, moved / self.rates.bandwidth) + self.rates.launch
+        return max(computed, self.rates.seconds_of_bytes(moved)) + self.rates.launch
 
     def _moved(self, atoms: Iterable[Any]) -> float:
         """Bytes that are read or written where some arrays are."""

@@ -331,12 +331,15 @@ def no_rates(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_rates_are_measured_once_and_kept(no_rates, monkeypatch):
-    assert host_rates.__wrapped__() == RATES
+@pytest.mark.parametrize("bandwidth", [1e6, {2**9: 4e6, 2**20: 1e6}])
+def test_rates_are_measured_once_and_kept(no_rates, monkeypatch, bandwidth):
+    rates = dataclasses.replace(RATES, bandwidth=bandwidth)
+    monkeypatch.setattr(host_rates_file, "measured", lambda: rates)
+    assert host_rates.__wrapped__() == rates
     (path,) = no_rates.glob("jrc/*.json")
-    assert json.loads(path.read_text())["bandwidth"] == 1e6
+    assert json.loads(path.read_text())["launch"] == 0.5
     monkeypatch.setattr(host_rates_file, "measured", lambda: pytest.fail("measured again"))
-    assert host_rates.__wrapped__() == RATES
+    assert host_rates.__wrapped__() == rates
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "not JSON"])
@@ -359,7 +362,17 @@ def test_without_a_home_they_are_measured_alone(no_rates, monkeypatch):
     assert host_rates.__wrapped__() == RATES
 
 
-@pytest.mark.parametrize("field, value", [("products", 0), ("bandwidth", -1.0), ("launch", "x")])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("products", 0),
+        ("bandwidth", -1.0),
+        ("launch", "x"),
+        ("strided", {}),
+        ("strided", {"many": 1e6}),
+        ("strided", {"64": [1e6]}),
+    ],
+)
 @pytest.mark.parametrize("constant", [None, float("inf"), float("nan")])
 def test_a_named_file_without_rates_is_refused(monkeypatch, tmp_path, field, value, constant):
     data = dataclasses.asdict(RATES)
@@ -393,9 +406,12 @@ def test_nothing_of_the_caller_is_in_the_measurement(monkeypatch):
 def test_the_rates_of_this_machine_are_those_of_a_machine():
     found = measured()
     assert 1e8 < found.products < 1e14 and 1e7 < found.convolutions < 1e14
-    assert 1e7 < found.functions < 1e13 and 1e8 < found.bandwidth < 1e13
-    assert 1e7 < found.new_memory < 1e14
-    assert 1e6 < found.slow_convolutions < 1e14 and 1e6 < found.strided < 1e14
+    assert 1e7 < found.functions < 1e13 and 1e7 < found.new_memory < 1e14
+    assert 1e6 < found.slow_convolutions < 1e14
+    assert [*found.bandwidth] == [2**20, 2**23, 2**25, 2**27]
+    assert all(1e8 < rate < 1e14 for rate in found.bandwidth.values())
+    assert [*found.strided] == [2**18, 2**22]
+    assert all(1e6 < rate < 1e14 for rate in found.strided.values())
 
 
 def layers(ws, x):
