@@ -105,7 +105,14 @@ class _Look:
         if even:
             cost, one = min(even, key=lambda each: each[0])
             if cost > self.cheap and (urgent or cost < of_regions):
-                self._around(one, may_be_all=False, without=cost)
+                # A loop more is not worth a gain that the model may be wrong about.
+                worth = (1 - SETTINGS.chunks_worth) * cost
+                self._around(one, may_be_all=False, without=worth)
+                self.found = {
+                    chunks: each
+                    for chunks, each in self.found.items()
+                    if each[0] <= worth or not _is_inside(chunks, one.chunks)
+                }
         ways = [each for _, each in sorted(self.found.values(), key=lambda each: each[0])]
         if self.wanted.leanest:
             ways = sorted(ways, key=_least_peak)[:1] + ways
@@ -161,6 +168,11 @@ class _Look:
             smallest = _in_chunks_of(best_regions, SETTINGS.least_chunk * values_of.devices)
             self._at([(*values_of.chunks, *smallest)] if smallest else [])
         return best
+
+
+def _is_inside(chunks: tuple[Chunks, ...], around: tuple[Chunks, ...]) -> bool:
+    """Whether some regions in chunks are others with more inside of them."""
+    return len(chunks) > len(around) and chunks[: len(around)] == around
 
 
 def _about(option: Option) -> tuple[int, int]:
