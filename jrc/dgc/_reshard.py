@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrc._errors import listed, public
 from jrc._mesh_axes import AxisName, check_mesh_axes, replica_axis
 from jrc._specs import axes_of, padded, spec_inside, trimmed
-from jrc._tree import named_leaves, put
+from jrc._tree import named_leaves, put, sum_dtype
 from jrc._typing import Array, PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc._state import dgc_states
@@ -177,7 +177,7 @@ def _mixed(leaf: Any, shares: Shares, like: Any) -> Array | np.ndarray:
     old = 1 + max(rank for parts in shares for rank, _ in parts)
     rows = leaf.reshape(old, leaf.shape[0] // old, *leaf.shape[1:])
     # A weight of a third is inexact in half precision, and zero as an integer.
-    wide = jnp.promote_types(leaf.dtype, jnp.float32)
+    wide = sum_dtype(leaf.dtype)
     mixed = [
         functools.reduce(
             operator.add, (rows[rank].astype(wide) * wide.type(part) for rank, part in parts)

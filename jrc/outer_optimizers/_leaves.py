@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrc._tree import sum_dtype
 from jrc._typing import Array, PyTree
 
 
@@ -49,5 +50,5 @@ def stepped(params: PyTree, directions: Sequence[Array], step: Callable[[Array],
         The new parameters.
     """
     pairs = zip(leaves_with_entries(params), directions, strict=True)
-    wide = lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32))  # noqa: E731
+    wide = lambda x: x.astype(sum_dtype(x.dtype))  # noqa: E731
     return with_leaves(params, [(wide(x) - step(d)).astype(x.dtype) for x, d in pairs])

@@ -13,7 +13,7 @@ from jrc._errors import public, speaking_as
 from jrc._layout import Layout
 from jrc._mesh_axes import AxisName, replica_axis
 from jrc._specs import shards_of, spec_inside, trimmed
-from jrc._tree import aval_of, nodes_of
+from jrc._tree import aval_of, nodes_of, sum_dtype
 from jrc._typing import PyTree, Whole
 from jrc._validate import whole_number
 from jrc.dgc import reshard_dgc
@@ -218,7 +218,7 @@ def _apart(state: OuterState, shared: PyTree) -> LocalState:
         return state.local
 
     def apart(rows: Any, x: Any) -> Any:
-        wide = jnp.promote_types(rows.dtype, jnp.float32)
+        wide = sum_dtype(rows.dtype)
         subtract = lambda rows, x: rows.astype(wide) - x.astype(wide)[None]  # noqa: E731
         return _of_rows(subtract, rows, x, wide)
 

@@ -76,6 +76,11 @@ def in_shard_map(call):
     return jax.shard_map(call, mesh=mesh, in_specs=rows, out_specs=rows)(X)
 
 
+def writes(carry, _):
+    jax.experimental.io_callback(print, None, carry)
+    return carry, None
+
+
 scan = functools.partial(jrc.recompute_scan, body, jnp.float32(0), jnp.ones(8))
 planned = functools.partial(jrc.plan, loss, W, X, verify=False)
 Type, Value = TypeError, ValueError
@@ -177,6 +182,9 @@ ROWS = [
         "unroll must be a whole number", "got None", "Write unroll=1"),
     Row("jrc.recompute_scan", "a negative unroll", lambda: scan(unroll=-1), Value,
         "unroll must be a whole number", "got -1", "Write unroll=1"),
+    Row("jrc.recompute_scan", "a body that writes", lambda: jrc.recompute_scan(writes, 0.0, None,
+        length=4), Value, "body must have no effect that must run once",
+        "got 'io_callback:@remat_rows.py", "use jax.lax.scan and jrc.plan"),
     Row("jrc.recompute_module", "a function", lambda: jrc.recompute_module(loss), Type,
         "must be a flax linen or nnx module", "got function 'loss'",
         "write jrc.recompute(function"),

@@ -40,7 +40,7 @@ from jrc._jaxpr import (
     sliced,
     zeros_below,
 )
-from jrc._specs import without_axes
+from jrc._specs import names_of, without_axes
 from jrc._tree import is_floating
 from jrc.remat._chunks.run_in_chunks import cut, join
 from jrc.remat._chunks.sum_and_gradient import raised
@@ -125,6 +125,14 @@ class ShardedRegion:
             [each._replace(axes=self._of_part(each.axes), split=inside) for each in rest],
         )
         self.slices = self._inner.slices
+
+    @property
+    def made_before_parts(self) -> set[Any]:
+        """What is computed whole, in front of parts: values of the program, and of a part of it."""
+        if self._inner is None:
+            return set()
+        here = {v for eqn in self._before.eqns for v in eqn.outvars}
+        return here | self._inner.made_before_parts
 
     def _of_part(self, axes: Mapping[int, int]) -> dict[int, int]:
         """Axes of inputs, for the inputs of the program of one part."""
@@ -226,6 +234,8 @@ def _where_parts_are(x: Any, parts: PartsOf, split: Split = ()) -> Any:
         split: How each part is split over other mesh axes, where that is known; else XLA decides.
     """
     mesh = jax.sharding.get_abstract_mesh()
+    if set(parts.names) <= set(mesh.explicit_axes):
+        return _resharded(x, parts)
     if not set(parts.names) <= set(mesh.auto_axes):
         return x
     others = set(mesh.auto_axes) - set(parts.names)
@@ -235,6 +245,18 @@ def _where_parts_are(x: Any, parts: PartsOf, split: Split = ()) -> Any:
         if names and x.shape[1 + at] % math.prod(mesh.shape[name] for name in names) == 0:
             rest[at] = names
     return jax.lax.with_sharding_constraint(x, PartitionSpec(parts.names, *rest))
+
+
+def _resharded(x: Any, parts: PartsOf) -> Any:
+    """A value with the parts in front; on explicit axes they must lie there, as random bits do not.
+
+    Bits are drawn outside of the region, whole on each device.
+    """
+    sharding = jax.typeof(x).sharding
+    spec = PartitionSpec(parts.names, *without_axes(sharding.spec, parts.names)[1:])
+    if names_of(sharding.spec[0]) == parts.names:
+        return x
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
 
 
 def _sum_of_parts(x: Any) -> Any:

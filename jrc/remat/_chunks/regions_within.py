@@ -212,6 +212,11 @@ class _Devices:
     def _names(self, v: Any, axis: int) -> set[str]:
         return set(self._split.of(self._original[v])[axis]) if self._split else set()
 
+    def _names_axes(self, v: Any) -> bool:
+        """Whether the type of a value may name mesh axes that the equations here do not."""
+        sharding = getattr(self._original.get(v, v).aval, "sharding", None)
+        return sharding is not None and bool(sharding.mesh.explicit_axes)
+
     def _is_weight(self, v: Any) -> bool:
         is_data = self._split is not None and self._original[v] in self._split.data
         return is_floating(v.aval) and bool(shape_of(v)) and not is_data
@@ -229,6 +234,8 @@ class _Devices:
             return None
         if len(sharded.parts) < len(parts) and any(map(self._is_weight, slices.whole)):
             return None  # its gradient would be summed over devices in each chunk
+        if any(map(self._names_axes, sharded.made_before_parts)):
+            return None  # its equations, without mesh axes, do not run in front of the parts
         known = {name for each in sharded.parts for name in each.names}
         along = set().union(*(self._names(v, at) for v, at in slices.axes.items()))
         if not along <= known or sharded.slices.parts < 2:

@@ -20,6 +20,7 @@ from jrc._jaxpr import INPUT, Program, evaluate, inner_programs, nbytes
 from jrc._jaxpr import trace as trace_program
 from jrc.remat._gradient.arguments import arguments_of, call_checked, refuse_tracers
 from jrc.remat._gradient.compiled_memory import bytes_on_device, compiled_to_look_at, device_of
+from jrc.remat._gradient.residuals import saved_by
 
 _MARK_SCOPE = "jrc_mark_"
 _COMPILING = threading.Lock()
@@ -54,7 +55,7 @@ class Loss:
     def residuals(self, perturbed: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
         """Return the residuals: the values that the derivative saves."""
         _, vjp, _ = jax.vjp(lambda *xs: self.value(xs, rest), *perturbed, has_aux=True)
-        return jax.tree.leaves(vjp)
+        return saved_by(vjp)
 
     def gradient(self, perturbed: Sequence[Any], rest: Sequence[Any]) -> Any:
         """Return value and gradients."""

@@ -45,6 +45,14 @@ class Residuals:
         return program, [x for x, old in pairs if is_variable(old) and old in self.variables]
 
 
+def saved_by(backward: Any) -> list[Any]:
+    """Return the arrays that a backward function of `jax.vjp` holds.
+
+    A `jax.Ref` that a region writes to again is no value that is saved.
+    """
+    return [x for x in jax.tree.leaves(backward) if not isinstance(x, jax.Ref)]
+
+
 def residuals_of(
     run: Callable[..., Any], avals: Sequence[Any], perturbed: Sequence[int]
 ) -> Residuals:
@@ -61,7 +69,7 @@ def residuals_of(
             new = dict(zip(perturbed, primals, strict=True))
             return list(run(*(new.get(i, x) for i, x in enumerate(inputs))))
 
-        return jax.tree.leaves(jax.vjp(at, *(inputs[i] for i in perturbed))[1])
+        return saved_by(jax.vjp(at, *(inputs[i] for i in perturbed))[1])
 
     return _residuals(jax.make_jaxpr(saved)(*avals))
 
@@ -90,7 +98,7 @@ def residuals_and_gradient(
 
         primals = [inputs[i] for i in perturbed]
         value, backward, more = jax.vjp(at, *primals, has_aux=True)
-        saved = jax.tree.leaves(backward)
+        saved = saved_by(backward)
         count = len(saved)
         return [*saved, value, *more, *backward(jnp.ones_like(value))]
 

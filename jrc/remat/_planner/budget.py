@@ -54,7 +54,8 @@ class BudgetError(ValueError):
     """No plan fits the budget.
 
     Attributes:
-        least_bytes: The least peak, in bytes, that was found or predicted.
+        least_bytes: The least peak, in bytes, that was found or predicted in the search for this
+            budget, which may be more than the search for a larger one finds.
         plan: The plan that reaches it, a `jrc.Plan`.
     """
 

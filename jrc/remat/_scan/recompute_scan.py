@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrc._errors import listed, public
-from jrc._jaxpr import evaluate, trace
+from jrc._jaxpr import Program, evaluate, label, trace
 from jrc._tree import named_leaves
 from jrc._validate import check_flag, whole_number
+from jrc.remat._region.effects import must_run_once
 from jrc.remat._scan.backward import scan_with_saved_carries
 from jrc.remat._scan.loop import Loop
 from jrc.remat._scan.schedule import levels_of, segment_counts
@@ -45,6 +46,9 @@ def recompute_scan(
     gradients (`jax.hessian` too, with unbounded memory). Not supported: forward mode of the call
     itself (`jax.jvp`, `jax.jacfwd`), because it is built on `jax.custom_vjp`.
 
+    The body must have no effect that counts its runs, such as a write to a `jax.Ref` or an
+    `io_callback`: its steps run up to three times. `jax.debug.print` prints as often.
+
     Python calls `body` once; JAX traces its program several times. Each step is recomputed whole:
     `jrc.keep_op` inside the body has no effect.
 
@@ -70,7 +74,8 @@ def recompute_scan(
             whole number, `reverse` is no bool, `unroll` is no whole number or bool, or a leaf of
             `xs` has no leading axis; as `jax.lax.scan` does, if the type of the carry changes.
         ValueError: If `segments` is an unknown text, below 1 or above N, `unroll` or `length` is
-            negative, the leading axes and `length` differ, or there are none of both.
+            negative, the leading axes and `length` differ, there are none of both, or `body` has
+            an effect that must run once.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -155,6 +160,7 @@ def _trace_body(
         arrays = lambda *args: jax.tree.map(jnp.asarray, body(*args))  # noqa: E731
         traced, leaves = trace(arrays, args, {}), jax.tree.leaves(args)
         constants = traced.inputs[: len(traced.inputs) - len(leaves)]
+        _check_no_effects(traced.program)
         found[:] = [evaluate(traced.program.jaxpr), list(constants)]
         return traced.run(found[0])
 
@@ -162,6 +168,16 @@ def _trace_body(
     with jax.disable_jit(False):
         shapes = jax.eval_shape(lambda: jax.lax.scan(probe, carry, xs, **options))
     return *found, shapes
+
+
+def _check_no_effects(program: Program) -> None:
+    """Raise an error if the body has an effect that must not run again."""
+    for eqn in filter(must_run_once, program.eqns):
+        raise ValueError(
+            "body must have no effect that must run once, since its steps run again in the "
+            f"backward pass, got {label(eqn)!r}. Return the value among the outputs of the step, "
+            "carry it, or use jax.lax.scan and jrc.plan, which saves it."
+        )
 
 
 def _step(

@@ -55,7 +55,8 @@ def recompute(
             biased one. This is Paddle's meaning of `False`. It needs `use_reentrant=True`, and
             nothing inside is saved.
         use_reentrant: `True`: built on `jax.custom_vjp`, which has no forward mode (`jax.jvp`,
-            `jax.jacfwd` of the first derivative). `False`: built on `jax.checkpoint`.
+            `jax.jacfwd` of the first derivative). `False`: built on `jax.checkpoint`, as
+            functions with such effects always are.
         **kwargs: The function's keyword arguments; unknown ones fail inside the function.
 
     Returns:
@@ -97,7 +98,9 @@ def recompute(
         _check_no_effects(program, function)
         run = evaluate(program.jaxpr)
         return traced.run(_recompute_by_vjp(run, _with_other_keys(run, traced.inputs)))
-    region = _reentrant if use_reentrant else recomputed_region
+    # What is written to a `Ref` behind a `custom_vjp` would count as differentiated.
+    is_pure = not any(map(must_run_once, program.eqns))
+    region = _reentrant if use_reentrant and is_pure else recomputed_region
     return traced.run(lambda *inputs: run_sections(program, sections, inputs, region))
 
 

@@ -15,7 +15,7 @@ from jax import lax
 from jrc._layout import Layout
 from jrc._nonfinite import chosen, finite_everywhere
 from jrc._specs import number_of_shards
-from jrc._tree import is_typed_key
+from jrc._tree import is_typed_key, sum_dtype
 from jrc._typing import Array, PyTree
 from jrc.dgc._internal import gather
 from jrc.outer_optimizers import LocalState, OuterOptimizer, RoundReport
@@ -174,7 +174,7 @@ def _blended(outer: OuterOptimizer, own: Array, shared: Array, valid: Array) -> 
     """
     alpha, mixed = blend_of(outer), own
     if jnp.issubdtype(own.dtype, jnp.inexact):
-        wide = jnp.promote_types(own.dtype, jnp.float32)
+        wide = sum_dtype(own.dtype)
         both = alpha * own.astype(wide) + (1 - alpha) * shared.astype(wide)
         mixed = both.astype(own.dtype) if alpha else shared
     return jnp.where(valid, mixed, shared)
@@ -185,7 +185,7 @@ def _mean_of_rows(rows: Array, valid: Array, like: Array) -> Array:
     first = rows[jnp.argmax(valid)]
     if is_typed_key(rows) or not jnp.issubdtype(rows.dtype, jnp.inexact):
         return first
-    wide = rows.astype(jnp.promote_types(rows.dtype, jnp.float32))
+    wide = rows.astype(sum_dtype(rows.dtype))
     mask = valid.reshape(-1, *(1 for _ in jnp.shape(like)))
     total = jnp.where(mask, wide, 0).sum(0)
     return (total / jnp.maximum(valid.sum(), 1)).astype(rows.dtype)
@@ -207,5 +207,5 @@ def _report(headers: Header, before: RoundReport, index: int) -> RoundReport:
 
 def _difference(shared: Array, own: Array) -> Array:
     """Return shared parameters less a replica's own, float32, computed in no fewer bits."""
-    wide = jnp.promote_types(shared.dtype, jnp.float32)
+    wide = sum_dtype(shared.dtype)
     return (shared.astype(wide) - own.astype(wide)).astype(jnp.float32)

@@ -132,6 +132,50 @@ def test_weights_are_gathered_and_their_gradients_summed_once(fn, kind, weights)
     assert sent(lean) <= sent(plain)
 
 
+@pytest.mark.slow(after=1)
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
+def test_random_bits_are_drawn_outside_and_cut_where_the_data_are(kind):
+    """Drawn outside of the region they lie whole on each device, as explicit types say."""
+
+    def dropped(w, x, key):
+        wide = jnp.tanh(x @ w)
+        wide = jnp.where(jax.random.bernoulli(key, 0.5, wide.shape), wide, 0)
+        return jnp.mean((wide @ w.T) ** 2)
+
+    mesh = jax.make_mesh((4,), ("data",), (kind,), devices=jax.devices()[:4])
+    arrays = (DRAW.normal(size=(16, 1024)) / 5, DRAW.normal(size=(2048, 16)))
+    args = put(tuple(x.astype(np.float32) for x in arrays), (P(), P("data")), mesh)
+    with jax.set_mesh(mesh):
+        plan = jrc.plan(dropped, *args, jax.random.key(1), budget=4_000_000, verify=False)
+        fns = dropped, plan.apply(dropped)
+        wanted, found = (jax.jit(jax.grad(f))(*args, jax.random.key(1)) for f in fns)
+    assert plan.chunks[0].shards[0].names == ("data",)
+    np.testing.assert_allclose(found, wanted, atol=2e-6 * np.max(np.abs(wanted)), rtol=0)
+
+
+def test_what_runs_in_front_of_parts_on_explicit_axes_ends_a_region():
+    """The part of the program that the parts run has no mesh axes, and would fail in front."""
+    words = 1024
+
+    def loss(params, x, labels):
+        logits = x @ params["head"]
+        picked = jnp.sum(logits * jax.nn.one_hot(labels, words), -1)
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - picked)
+
+    mesh = mesh_of(AxisType.Explicit)
+    put_one = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))  # noqa: E731
+    args = (
+        {"head": put_one(np.ones((16, words), np.float32))},
+        put_one(np.ones((512, 16), np.float32), "data"),
+        put_one(np.zeros(512, np.int32), "data"),
+    )
+    with jax.set_mesh(mesh):
+        plan = jrc.plan(loss, *args, argnums=(0, 1), budget=0.5, verify=False)
+        found, wanted = (jax.grad(f, (0, 1))(*args) for f in (plan.apply(loss), loss))
+    for a, b in zip(*map(jax.tree.leaves, (wanted, found)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * np.max(np.abs(a)), rtol=0)
+
+
 @pytest.mark.slow(after=1, every=True)
 @pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize("data", DATA)

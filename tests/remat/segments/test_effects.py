@@ -69,6 +69,56 @@ def test_other_keys_and_effects_are_refused():
         jrc.recompute(fn, W, X, jax.random.key(0), preserve_rng_state=False)
 
 
+def counting(ref, w, x):
+    """Reads how often it ran, and writes one more: what the next block reads."""
+    n = ref[...]
+    ref[...] = n + 1
+    return jnp.sin(jnp.tanh(x @ w) * n)
+
+
+@pytest.mark.parametrize(
+    "block", [jrc.recompute, functools.partial(jrc.recompute, use_reentrant=False)]
+)
+def test_what_is_read_of_a_reference_is_written_back(block):
+    def loss(w, ref, block):
+        x = block(functools.partial(counting, ref), w, X)
+        return jnp.sum(block(functools.partial(counting, ref), w, x))
+
+    plain, lean = (
+        jax.jit(jax.grad(functools.partial(loss, block=each)))
+        for each in (lambda fn, *args: fn(*args), block)
+    )
+    refs = [jax.new_ref(jnp.float32(1)) for _ in range(2)]
+    assert largest_error(lean(W, refs[0]), plain(W, refs[1])) < 1e-6
+    assert float(refs[0][...]) == float(refs[1][...]) == 3
+
+
+def test_a_region_that_writes_to_an_argument_is_looked_at():
+    """Under `jax.checkpoint` it writes twice; the `Ref` among its residuals is no value."""
+
+    def loss(w, x, ref):
+        for _ in range(3):
+            x = jax.checkpoint(functools.partial(counting, ref))(w, x)
+        return jnp.sum(x)
+
+    ref = jax.new_ref(jnp.float32(1))
+    assert jrc.explain(loss, W, X, ref).saved_bytes > 0
+    assert jrc.plan(loss, W, X, ref, budget=0.5, verify=False).predicted.peak_bytes > 0
+
+
+def test_a_scan_that_runs_its_steps_again_refuses_them():
+    """Reads too: what is read then may be another value in the backward pass."""
+    ref = jax.new_ref(jnp.float32(1))
+
+    def step(x, _):
+        return x * ref[...], None
+
+    with pytest.raises(ValueError, match=r"no effect that must run once.* got 'get:"):
+        jrc.recompute_scan(step, X, None, length=4)
+    shown = lambda x, _: (jax.debug.callback(lambda: None), (x, None))[1]  # noqa: E731
+    assert largest_error(jrc.recompute_scan(shown, X, None, length=4)[0], X) == 0
+
+
 def test_writes_stay_in_order():
     def ordered(x):
         ref = jax.new_ref(jnp.zeros(()))
