@@ -80,7 +80,8 @@ class PlannerSettings:
         narrow_in_loss: Bytes of the widest value that may leave the whole loss in chunks.
         cost_outside_loss: Of the cost of a gradient at most this share lies outside of it.
         chunks_worth: Where the plan without chunks costs less than this share more than the
-            operations of the baseline, none with chunks is looked for.
+            operations of the baseline, none with chunks is looked for. Regions in chunks inside of
+            a chunk of the whole loss must cost less by this share than that chunk without them.
         compiled_in_chunks: So many more programs are compiled where a plan without chunks fits, or
             where the leanest fits though it was not expected to. In the former case the options of
             so many ways are searched.

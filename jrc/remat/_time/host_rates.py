@@ -33,7 +33,7 @@ ASSUMED = Rates(
     products=1e11,
     convolutions=5e10,
     functions=3e9,
-    bandwidth={2**20: 8e10, 2**23: 5e10, 2**25: 3e10, 2**27: 1.5e10},
+    bandwidth={2**20: 3e10, 2**23: 2.5e10, 2**25: 2e10, 2**27: 1.5e10},
     launch=1e-6,
     new_memory=5e9,
     slow_convolutions=2e9,
@@ -96,7 +96,7 @@ def _measured() -> Rates:
 
         convolve = lambda x, k: jax.lax.conv(x, k, (1, 1), "SAME")  # noqa: E731
         add = lambda x: x * 1.5 + 0.5  # noqa: E731
-        written = {
+        writing = {
             f"written_{n}": (passes(add, _PASSES << min(n, 6)), large[: _LARGE >> n])
             for n in _SMALLER
         }
@@ -108,21 +108,22 @@ def _measured() -> Rates:
             new=(lambda x: x * 1.5, large),
             columns=(transposed, *columns),
             short=(transposed, *short),
-            **written,
+            **writing,
         )
     size = large.nbytes
-    bandwidth = {
+    written = {
         2 * (size >> n): 2 * (size >> n) * (_PASSES << min(n, 6)) / seconds[f"written_{n}"]
         for n in _SMALLER
     }
-    new, read = seconds["new"], _SUMMANDS * side.size
+    of_memory, new, read = written[2 * size], seconds["new"], _SUMMANDS * side.size
     return Rates(
         products=2 * _SIDE**3 / seconds["product"],
         convolutions=2 * image.size * 64 * 9 / seconds["convolved"],
         functions=small.size * _PASSES / seconds["computed"],
-        bandwidth=bandwidth,
+        # Half of what a kernel touches was last touched long ago: assumed.
+        bandwidth={size: 2 / (1 / rate + 1 / of_memory) for size, rate in written.items()},
         launch=1e-6,
-        new_memory=size / max(new - 2 * size / bandwidth[2 * size], 0.01 * new),
+        new_memory=size / max(new - 2 * size / of_memory, 0.01 * new),
         strided={
             _SIDE**2 // 4: read / seconds["short"],
             4 * _SIDE**2: read / seconds["columns"],

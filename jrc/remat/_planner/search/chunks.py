@@ -7,7 +7,8 @@ values are wide, and how many bytes a chunk may have, are shares of what a budge
 temporaries. Each set of regions is tried with fewer and fewer bytes a chunk, as long as the
 cheapest option that is predicted to fit becomes cheaper. Where a plan without chunks fits, larger
 sets are tried under the same condition. Where one is predicted to fit that costs hardly more than
-the operations of the baseline, no more are tried.
+the operations of the baseline, no more are tried. Regions in chunks inside of a chunk of the whole
+loss stay where they gain more than the model may be wrong by.
 """
 
 import dataclasses
@@ -108,11 +109,12 @@ class _Look:
                 # A loop more is not worth a gain that the model may be wrong about.
                 worth = (1 - SETTINGS.chunks_worth) * cost
                 self._around(one, may_be_all=False, without=worth)
-                self.found = {
-                    chunks: each
-                    for chunks, each in self.found.items()
-                    if each[0] <= worth or not _is_inside(chunks, one.chunks)
-                }
+                if not self.wanted.leanest:
+                    self.found = {
+                        chunks: each
+                        for chunks, each in self.found.items()
+                        if each[0] <= worth or not _is_inside(chunks, one.chunks)
+                    }
         ways = [each for _, each in sorted(self.found.values(), key=lambda each: each[0])]
         if self.wanted.leanest:
             ways = sorted(ways, key=_least_peak)[:1] + ways

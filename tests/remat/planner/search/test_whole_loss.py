@@ -10,6 +10,8 @@ import pytest
 
 import jrc
 from jrc._jaxpr import flops
+from jrc.remat._planner.search.chunks import Wanted
+from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem, Request
 from jrc.remat._planner.search.whole_loss import whole_loss_chunks
 
@@ -224,21 +226,38 @@ def test_a_stored_plan_is_found_again(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
+def of_sequences(weights, x):
+    """One example alone has too wide a middle."""
+    for up, down in weights:
+        x = x + jnp.tanh(jax.nn.gelu(x @ up) @ down)
+    return jnp.mean((x - jnp.mean(x, axis=1, keepdims=True)) ** 2)
+
+
+def sequences():
+    draw = functools.partial(normal, scale=1 / 8)
+    return [(draw(16, 2048), draw(2048, 16)) for _ in range(2)], draw(4, 1024, 16)
+
+
+@pytest.mark.parametrize(("gain", "stay"), [(0.01, False), (0.1, True)])
+def test_regions_inside_of_a_chunk_stay_where_they_gain_enough(monkeypatch, gain, stay):
+    """Seconds of a loop more are predicted worse than that."""
+
+    def is_inside(problem):
+        return len(problem.chunks) > 1 and problem.chunks[0].is_whole_loss
+
+    monkeypatch.setattr(
+        "jrc.remat._planner.search.chunks._promised_cost",
+        lambda problem, _: 1e15 * (1 - gain * is_inside(problem)),
+    )
+    peaks = Peaks(Problem.of(Request(of_sequences, sequences(), platform="cpu")))
+    found = peaks.in_chunks.found(Wanted(2**23))
+    assert found and any(map(is_inside, found)) == stay
+
+
 @pytest.mark.slow
 def test_regions_run_in_chunks_inside_of_a_chunk_of_the_loss():
-    """One example alone has too wide a middle: chunks of examples, and of its tokens inside."""
-
-    def block(x, up, down):
-        return x + jnp.tanh(jax.nn.gelu(x @ up) @ down)
-
-    def of_sequences(weights, x):
-        for up, down in weights:
-            x = block(x, up, down)
-        return jnp.mean((x - jnp.mean(x, axis=1, keepdims=True)) ** 2)
-
-    draw = functools.partial(normal, scale=1 / 8)
-    weights = [(draw(16, 2048), draw(2048, 16)) for _ in range(2)]
-    args = weights, draw(4, 1024, 16)
+    """Chunks of examples, and of the tokens of an example inside."""
+    args = sequences()
     plan = jrc.plan(of_sequences, *args, budget="8MiB", minimize="flops")
     assert plan.plans_one_chunk and len(plan.chunks) > 1
     assert "inside of each in chunks" in str(plan)
