@@ -157,23 +157,23 @@ def test_what_runs_in_front_of_parts_on_explicit_axes_ends_a_region():
     """The part of the program that the parts run has no mesh axes, and would fail in front."""
     words = 1024
 
-    def loss(params, x, labels):
-        logits = x @ params["head"]
+    def loss(head, x, labels):
+        logits = x @ head
         picked = jnp.sum(logits * jax.nn.one_hot(labels, words), -1)
         return jnp.mean(jax.nn.logsumexp(logits, -1) - picked)
 
-    mesh = mesh_of(AxisType.Explicit)
-    put_one = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))  # noqa: E731
-    args = (
-        {"head": put_one(np.ones((16, words), np.float32))},
-        put_one(np.ones((512, 16), np.float32), "data"),
-        put_one(np.zeros(512, np.int32), "data"),
+    mesh = jax.make_mesh((4,), ("data",), (AxisType.Explicit,), devices=jax.devices()[:4])
+    args = put(
+        (
+            DRAW.normal(size=(16, words)).astype(np.float32),
+            DRAW.normal(size=(2048, 16)).astype(np.float32),
+            DRAW.integers(0, words, 2048).astype(np.int32),
+        ),
+        (P(), P("data"), P("data")),
+        mesh,
     )
-    with jax.set_mesh(mesh):
-        plan = jrc.plan(loss, *args, argnums=(0, 1), budget=0.5, verify=False)
-        found, wanted = (jax.grad(f, (0, 1))(*args) for f in (plan.apply(loss), loss))
-    for a, b in zip(*map(jax.tree.leaves, (wanted, found)), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-6 * np.max(np.abs(a)), rtol=0)
+    with jax.set_mesh(mesh), pytest.raises(jrc.BudgetError):
+        jrc.plan(loss, *args, argnums=(0, 1), budget=1_000_000, verify=False)
 
 
 @pytest.mark.slow(after=1, every=True)
