@@ -253,9 +253,9 @@ def _resharded(x: Any, parts: PartsOf) -> Any:
     Bits are drawn outside of the region, whole on each device.
     """
     sharding = jax.typeof(x).sharding
-    spec = PartitionSpec(parts.names, *without_axes(sharding.spec, parts.names)[1:])
     if names_of(sharding.spec[0]) == parts.names:
         return x
+    spec = PartitionSpec(parts.names, *without_axes(sharding.spec, parts.names)[1:])
     return jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
 
 

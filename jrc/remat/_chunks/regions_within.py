@@ -30,6 +30,7 @@ from jrc._jaxpr import (
     shape_of,
     without_mesh_axes,
 )
+from jrc._specs import axes_of
 from jrc._tree import is_floating
 from jrc.remat._chunks.chunks import Chunks, Shards, SplitAxis
 from jrc.remat._chunks.copies import Copies, copies_of_wide
@@ -212,10 +213,18 @@ class _Devices:
     def _names(self, v: Any, axis: int) -> set[str]:
         return set(self._split.of(self._original[v])[axis]) if self._split else set()
 
-    def _names_axes(self, v: Any) -> bool:
-        """Whether the type of a value may name mesh axes that the equations here do not."""
-        sharding = getattr(self._original.get(v, v).aval, "sharding", None)
-        return sharding is not None and bool(sharding.mesh.explicit_axes)
+    def _may_have_lost_axes(self, v: Any) -> bool:
+        """Whether the type of a value names mesh axes in the user's program, and not here.
+
+        Of a value of a part, not of the whole program, that is not known on explicit axes.
+        """
+        original = self._original.get(v)
+        sharding = getattr((v if original is None else original).aval, "sharding", None)
+        if sharding is None or self._split is None:
+            return False
+        if original is None:
+            return bool(sharding.mesh.explicit_axes)
+        return not self._split.names.keys().isdisjoint(axes_of(sharding.spec))
 
     def _is_weight(self, v: Any) -> bool:
         is_data = self._split is not None and self._original[v] in self._split.data
@@ -234,8 +243,8 @@ class _Devices:
             return None
         if len(sharded.parts) < len(parts) and any(map(self._is_weight, slices.whole)):
             return None  # its gradient would be summed over devices in each chunk
-        if any(map(self._names_axes, sharded.made_before_parts)):
-            return None  # its equations, without mesh axes, do not run in front of the parts
+        if any(map(self._may_have_lost_axes, sharded.made_before_parts)):
+            return None  # without mesh axes equations do not run in front of the parts
         known = {name for each in sharded.parts for name in each.names}
         along = set().union(*(self._names(v, at) for v, at in slices.axes.items()))
         if not along <= known or sharded.slices.parts < 2:

@@ -40,8 +40,9 @@ ASSUMED = Rates(
     strided={2**18: 5e8, 2**22: 1.5e8},
 )
 _SIDE, _LARGE, _SUMMANDS, _PASSES, _ROUNDS = 1024, 2**24, 4, 8, 12
-# Arrays that are a power of two smaller than the largest: 512 KiB, 4, 16 and 64 MiB.
-_SMALLER = (7, 4, 2, 0)
+# Arrays that are a power of two smaller than the largest, 512 KiB, 4, 16 and 64 MiB, each with how
+# many passes are timed.
+_SMALLER = {7: 64 * _PASSES, 4: 16 * _PASSES, 2: 4 * _PASSES, 0: _PASSES}
 _NAMES = tuple(each.name for each in dataclasses.fields(Rates) if each.name != "by_dtype")
 
 
@@ -97,8 +98,8 @@ def _measured() -> Rates:
         convolve = lambda x, k: jax.lax.conv(x, k, (1, 1), "SAME")  # noqa: E731
         add = lambda x: x * 1.5 + 0.5  # noqa: E731
         writing = {
-            f"written_{n}": (passes(add, _PASSES << min(n, 6)), large[: _LARGE >> n])
-            for n in _SMALLER
+            f"written_{n}": (passes(add, times), large[: _LARGE >> n])
+            for n, times in _SMALLER.items()
         }
         seconds = _least_seconds(
             product=(lambda x: x @ x, side),
@@ -112,8 +113,8 @@ def _measured() -> Rates:
         )
     size = large.nbytes
     written = {
-        2 * (size >> n): 2 * (size >> n) * (_PASSES << min(n, 6)) / seconds[f"written_{n}"]
-        for n in _SMALLER
+        2 * (size >> n): 2 * (size >> n) * times / seconds[f"written_{n}"]
+        for n, times in _SMALLER.items()
     }
     of_memory, new, read = written[2 * size], seconds["new"], _SUMMANDS * side.size
     return Rates(
@@ -153,7 +154,7 @@ def _path() -> pathlib.Path | None:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         jaxlib.__version__,
         _NAMES,
-        _SMALLER,
+        tuple(_SMALLER),
         os.environ.get("XLA_FLAGS", ""),
     )
     key = hashlib.sha256(repr(machine).encode()).hexdigest()[:16]
@@ -179,7 +180,7 @@ def _read(path: pathlib.Path) -> Rates | None:
         return None
     try:
         return Rates(**{name: _rate(data[name]) for name in _NAMES})
-    except (AttributeError, TypeError, ValueError):
+    except ValueError:
         return None
 
 
@@ -190,7 +191,13 @@ def _rate(data: Any) -> Any:
         ValueError: If it is neither.
     """
     if isinstance(data, dict) and data:
-        return {int(size): _rate(data[size]) for size in sorted(data, key=int)}
+        if min(map(int, data)) < 1:
+            raise ValueError(data)
+        return {int(size): _number(data[size]) for size in sorted(data, key=int)}
+    return _number(data)
+
+
+def _number(data: Any) -> float:
     # Rates span many magnitudes, but none of them leads to a time of nothing, or of for ever.
     if not (is_real(data) and math.isfinite(data) and 1e-12 < data < 1e21):
         raise ValueError(data)

@@ -14,7 +14,6 @@ Kernel(bytes=896, products={'f32': 1024}, convolves=False, in_library=True, func
 
 import math
 import re
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -44,15 +43,15 @@ class Kernel(NamedTuple):
             dimensions, and groups several features.
         functions: Values of functions such as tanh.
         strided: Entries that the loop of a fusion reads in steps, by the bytes of a cache
-            that has room for a column: `strided_reads`.
+            that holds a column: `strided_reads`.
     """
 
     bytes: int
     products: Mapping[str, int]
-    convolves: bool = False
-    in_library: bool = True
-    functions: int = 0
-    strided: Mapping[int, int] = types.MappingProxyType({})
+    convolves: bool
+    in_library: bool
+    functions: int
+    strided: Mapping[int, int]
 
 
 def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel | None:

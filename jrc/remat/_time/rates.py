@@ -33,7 +33,7 @@ Rate = float | Mapping[int, float]
 
 
 def rate_at(rate: Rate, size: float) -> float:
-    """Return the rate at a size: between known sizes a power of it, beyond them theirs."""
+    """Return the rate at a size: between two known ones on a line in logarithms, beyond theirs."""
     if not isinstance(rate, Mapping):
         return rate
     sizes, rates = (np.log([*each]) for each in (rate.keys(), rate.values()))
@@ -57,8 +57,8 @@ class Rates:
             for CPUs gives convolutions the form of its library outside of loops alone; inside,
             gradients and images with channels first are computed one value after the other, and
             everywhere depthwise ones, and those of images of three dimensions.
-        strided: Entries per second that a loop reads in steps, by the bytes of a cache that has
-            room for the lines of a column. Kernels of accelerators transpose in tiles: there that
+        strided: Entries per second that a loop reads in steps, by the bytes of a cache that
+            holds the lines of a column. Kernels of accelerators transpose in tiles: there that
             costs no more than the bytes.
         by_dtype: By HLO's name of a dtype, its rate of products over `products`; 1 of others.
     """

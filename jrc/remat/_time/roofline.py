@@ -34,8 +34,9 @@ def kernel_seconds(kernel: Kernel, rates: Rates) -> float:
         rates.seconds_of_products(dtype, flops, kernel.convolves, kernel.in_library)
         for dtype, flops in kernel.products.items()
     )
-    functions, strided = (
-        kernel.functions / rates.functions,
+    return max(
+        products,
+        rates.seconds_of_bytes(kernel.bytes),
         rates.seconds_of_strided(kernel.strided),
+        kernel.functions / rates.functions,
     )
-    return max(products, rates.seconds_of_bytes(kernel.bytes), functions, strided)

@@ -4,8 +4,8 @@ XLA for CPUs transposes in tiles where all else in a fusion is elementwise. Othe
 constant that is broadcast, it computes the entries of the result one after the other, and reads
 what they are made of in steps of a row: nothing is vectorised, and each entry costs a line of the
 cache, which may be gone when the next column is read: where rows are a power of two apart, few of
-the lines can be in a cache at a time. The products that are weights' gradients
-often read a cotangent so, and with it all that the cotangent is a sum of.
+the lines can be in a cache at a time. The products that are weights' gradients often read a
+cotangent so, and with it all that the cotangent is a sum of.
 
 >>> from jrc.remat._compiled.hlo import parse_hlo
 >>> module = parse_hlo('''
@@ -50,8 +50,8 @@ _OTHER_ENTRIES = ("reduce", "reduce-window", "gather", "scatter", "sort", "iota"
 def strided_reads(fused: Computation) -> dict[int, int]:
     """Return how many entries the loop of a fusion reads in steps of more than one entry.
 
-    They are counted by the bytes of a cache that has room for all lines of a column. Small inputs
-    count nothing, and nothing where the compiler transposes in tiles.
+    They are counted by the bytes of a cache that holds all lines of a column. Small inputs count
+    nothing, and nothing where the compiler transposes in tiles.
 
     Args:
         fused: The computation of the fusion.
