@@ -14,6 +14,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from jrc._jaxpr.atoms import variables
+from jrc._jaxpr.cost import equation_flops
 from jrc._jaxpr.dce import live_positions
 from jrc._jaxpr.equations import construct_name, inner_programs, walk
 from jrc._jaxpr.mark import mark_of, numbered_marks
@@ -56,6 +57,11 @@ class Program:
     def steps(self) -> tuple[int, ...]:
         """The positions of all equations but casts, which only occur inside `shard_map`."""
         return tuple(i for i, eqn in enumerate(self.eqns) if not is_cast(eqn))
+
+    @cached_property
+    def flops(self) -> tuple[int, ...]:
+        """The floating-point operations of each equation, its inner programs included."""
+        return tuple(map(equation_flops, self.eqns))
 
     @cached_property
     def known_axes(self) -> dict[Any, Any]:

@@ -56,8 +56,8 @@ def ways_outside(node, options):
 
 
 def values_of(graph, option):
-    """The values that are there for the backward pass: what regions save, what JAX may save."""
-    left = {p for each in option.stages.stages if isinstance(each, LeftToJax)
+    """The values that are there for the backward pass: what regions save, all made outside."""
+    left = {p for each in option.stages.stages if not isinstance(each, Region)
             for p in each.equations}  # fmt: skip
     made = (v for node in graph.nodes if node.position in left for v in node.makes)
     return saved_values(graph, option.stages) | frozenset(made)

@@ -48,6 +48,21 @@ class CostNode:
     gradient_bytes: int = 0
     operands: tuple[tuple[int, int], ...] = ()
 
+    @functools.cached_property
+    def late_reads(self) -> tuple[int, ...]:
+        """The operands that its derivative reads."""
+        return tuple(v for v in self.reads if v in self.derivative_reads)
+
+    @functools.cached_property
+    def late_results(self) -> tuple[int, ...]:
+        """The results that its derivative reads."""
+        return tuple(v for v in self.makes if v in self.derivative_reads)
+
+    @property
+    def has_inside(self) -> bool:
+        """Whether it carries a program, so that it may stand outside of all regions."""
+        return self.inner_bytes is not None
+
 
 @dataclasses.dataclass(frozen=True)
 class CostGraph:
@@ -85,6 +100,11 @@ class CostGraph:
     def is_fused(self, v: int) -> bool:
         """Return whether XLA computes a variable inside of its readers."""
         return not self.recomputed_bytes[v] and not self.passing_bytes[v]
+
+    @functools.cached_property
+    def last_readers(self) -> dict[int, int]:
+        """The last equation that reads each variable, as an index into the nodes."""
+        return {v: k for k, node in enumerate(self.nodes) for v in node.reads}
 
     @functools.cached_property
     def cost(self) -> int:

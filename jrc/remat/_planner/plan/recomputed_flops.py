@@ -20,7 +20,7 @@ def recomputed_flops(program: Program, decision: Stages) -> int:
     """
     total = 0
     for region in decision.regions:
-        total += sum(equation_flops(program.eqns[program.steps[k]]) for k in region.recomputed)
+        total += sum(program.flops[program.steps[k]] for k in region.recomputed)
     for stage in decision.stages:
         if isinstance(stage, Construct):
             total += _inside(program, stage)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.solver.option import Option
-from jrc.remat._planner.solver.solver import solve
+from jrc.remat._planner.solver.option_of_set import left_to_jax, option_of_set
 
 
 def baseline_bytes(
@@ -25,8 +25,11 @@ def baseline_bytes(
         residuals: Bytes of all that JAX saves.
     """
     residuals = max(residuals - sum(node.gradient_bytes for node in graph.nodes), 0)
-    kept = [] if options else solve(graph, saved=kept_by_xla(graph, graph.nodes))
-    saved = (residuals + min(kept[-1].peak, residuals)) // 2 if kept else residuals
+    saved = residuals
+    if not options:
+        left = {node.position: left_to_jax(node) for node in graph.nodes if node.has_inside}
+        kept = option_of_set(graph, kept_by_xla(graph, graph.nodes), left)
+        saved = (residuals + min(kept.peak, residuals)) // 2 if kept else residuals
     passing = (node.momentary_bytes for node in graph.nodes if not node.active)
     return max(saved, *passing, *_with_cotangents(graph, saved), 0)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ from jrc.remat._planner.solver.branches import branch_options
 from jrc.remat._planner.solver.loops import loop_options
 from jrc.remat._planner.solver.offload import with_offloaded
 from jrc.remat._planner.solver.option import Option
+from jrc.remat._planner.solver.option_of_set import option_of_set
 from jrc.remat._planner.solver.solver import TooMuchWork, solve
 
 _logger = logging.getLogger("jrc")
@@ -107,7 +109,10 @@ def _without_search(
     """The Pareto front of a few save sets: nothing, kernels' results, all that XLA keeps."""
     kernels = frozenset(v for node in graph.nodes for v in node.makes if not graph.is_fused(v))
     sets = (frozenset(), kernels, kept_by_xla(graph, graph.nodes))
-    found = [option for each in sets for option in solve(graph, options, times, saved=each)]
+    lean = {k: some[0] for k, some in options.items()}
+    rich = {k: min(some, key=lambda each: each.cost) for k, some in options.items()}
+    ways = itertools.product(sets, (lean, rich))
+    found = filter(None, (option_of_set(graph, saved, way, times) for saved, way in ways))
     front: list[Option] = []
     for option in sorted(found, key=lambda each: (each.peak, each.cost)):
         if not front or option.cost < front[-1].cost:

@@ -129,13 +129,13 @@ def recomputation(
     recomputed = [False] * len(graph.nodes)
     for k in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[k]
-        for v in node.derivative_reads.intersection(node.makes) - values:
-            last_reader.setdefault(v, k)
-        is_construct = node.position in constructs
-        is_needed = bool(node.inner_bytes) or any(v in last_reader for v in node.makes)
-        recomputed[k] = not is_construct and is_needed
-        for v in node.reads:
-            if (recomputed[k] or v in node.derivative_reads) and v not in values:
+        for v in node.late_results:
+            if v not in values:
+                last_reader.setdefault(v, k)
+        is_needed = bool(node.inner_bytes) or not last_reader.keys().isdisjoint(node.makes)
+        recomputed[k] = is_needed and node.position not in constructs
+        for v in node.reads if recomputed[k] else node.late_reads:
+            if v not in values:
                 last_reader.setdefault(v, k)
     return last_reader, recomputed
 

@@ -19,6 +19,7 @@ from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost
 from jrc.remat._planner.solver.option import Family, Option, made
+from jrc.remat._planner.solver.option_of_set import left_to_jax, option_of_set
 from jrc.remat._planner.solver.save_sets import (
     IN_SEGMENTS,
     MARKS,
@@ -27,9 +28,10 @@ from jrc.remat._planner.solver.save_sets import (
     marked_values,
     policy_sets,
 )
-from jrc.remat._planner.solver.solver import solve
 
 Options = Mapping[int, Sequence[Option]]
+Sets = Mapping[str, frozenset[int]]
+"""What policies save, by what that is called."""
 Regions = tuple[range, ...]
 """Parts of a program, as ranges of the nodes of its graph."""
 
@@ -42,9 +44,10 @@ def manual_options(program: Program, graph: CostGraph, options: Options) -> list
         graph: Its cost graph.
         options: By position, the options of constructs outside of all regions.
     """
-    found = [*_by_policy(program, graph, options), *_inside_constructs(program, graph, options)]
+    sets = policy_sets(program, graph)
+    found = [*_by_policy(graph, options, sets), *_inside_constructs(program, graph, options)]
     for name, regions in _all_regions(program, graph):
-        found += _under_checkpoints(program, graph, name, regions)
+        found += _under_checkpoints(graph, name, regions, sets)
     bare, segmented = (_named(options, what) for what in (NOTHING_SAVED, IN_SEGMENTS))
     apart = [k for k, node in enumerate(graph.nodes) if node.position in bare]
     for name, regions in _all_regions(program, graph, apart) if bare else ():
@@ -76,12 +79,11 @@ def cuts(
         is_early: Whether it is the first of equal places, whatever reads there: behind an
             activation, and not in front of the next one.
     """
-    last = {v: k for k, node in enumerate(graph.nodes) for v in node.reads}
     readers = collections.Counter(v for node in graph.nodes for v in node.reads)
     found: list[int] = []
     start = 0
     while start < len(graph.nodes):
-        cut, start = _next_cut(graph, ratio, start, apart, is_early, last, readers)
+        cut, start = _next_cut(graph, ratio, start, apart, is_early, readers)
         found += [] if cut is None else [cut]
     return found
 
@@ -92,10 +94,10 @@ def _next_cut(
     start: int,
     apart: Collection[int],
     is_early: bool,
-    last: Mapping[int, int],
     readers: Mapping[int, int],
 ) -> tuple[int | None, int]:
     """The next cut behind a place, if there is one, and where to look for the one behind it."""
+    last = graph.last_readers
     made = saved = 0
     ends: collections.Counter[int] = collections.Counter()
     best: tuple[int, bool, int] | None = None
@@ -121,13 +123,14 @@ def _next_cut(
     return (None, len(graph.nodes)) if best is None else (best[-1], best[-1])
 
 
-def _by_policy(program: Program, graph: CostGraph, options: Options) -> Iterator[Option]:
+def _by_policy(graph: CostGraph, options: Options, sets: Sets) -> Iterator[Option]:
     """What policies of `jax.checkpoint` save, the regions as the solver would cut them."""
-    sets = {"everything recomputed": frozenset[int]()}
-    sets |= {f"{name} saved": values for name, values in policy_sets(program, graph).items()}
-    for name, values in distinct(sets).items():
-        for option in solve(graph, options, saved=values)[:1]:
-            yield dataclasses.replace(option, name=name, family="policy")
+    lean = {k: some[0] for k, some in options.items()}
+    for name, values in distinct({"": frozenset(), **sets}).items():
+        option = option_of_set(graph, values, lean | _named(options, name) if name else lean)
+        title = f"{name} saved" if name else "everything recomputed"
+        if option is not None:
+            yield dataclasses.replace(option, name=title, family="policy")
 
 
 def _all_regions(
@@ -162,7 +165,7 @@ def _all_regions(
 
 
 def _under_checkpoints(
-    program: Program, graph: CostGraph, name: str, regions: Regions
+    graph: CostGraph, name: str, regions: Regions, sets: Sets
 ) -> Iterator[Option]:
     """A `jax.checkpoint` around each region: bare, and with products saved.
 
@@ -170,7 +173,6 @@ def _under_checkpoints(
     """
     yield from _option(graph, name, regions)
     inside = {v for region in regions for k in region for v in graph.nodes[k].makes}
-    sets = policy_sets(program, graph)
     products = {what: values & inside for what, values in sets.items() if what != MARKS}
     for what, values in distinct(products).items():
         if values:
@@ -193,19 +195,19 @@ def _option(
     outside = [node for k, node in enumerate(graph.nodes) if k not in inside]
     borders = sorted({k for each in regions for k in (each.start, each.stop)})
     values = _crossing_values(graph, borders) | kept_by_xla(graph, outside) | saved
-    offered = {k: [option] for k, option in constructs.items()}
+    left = {node.position: left_to_jax(node) for node in outside if node.has_inside}
+    option = option_of_set(_once(graph, constructs), values, {**left, **constructs})
+    if option is None:
+        return
+    # What a region saves is what others read; with names also what it reads itself.
     stages = {k: option.decision for k, option in constructs.items()}
-    for option in solve(_once(graph, constructs), offered, saved=values)[:1]:
-        # What a region saves is what others read; with names also what it reads itself.
-        decision = decision_of_regions(graph, values, stages, regions, by_name=bool(saved))
-        again = {p for region in decision.regions for p in region.recomputed}
-        if again and not any(node.runs_once and node.position in again for node in graph.nodes):
-            cost = sum(each.cost for each in constructs.values())
-            cost += recomputed_cost(graph, decision)
-            family: Family = "all regions" if len(graph.nodes) - 1 in inside else "regions"
-            yield dataclasses.replace(
-                option, cost=cost, make_decision=made(decision), name=name, family=family
-            )
+    decision = decision_of_regions(graph, values, stages, regions, by_name=bool(saved))
+    again = {p for region in decision.regions for p in region.recomputed}
+    if again and not any(node.runs_once and node.position in again for node in graph.nodes):
+        cost = sum(each.cost for each in constructs.values()) + recomputed_cost(graph, decision)
+        family: Family = "all regions" if len(graph.nodes) - 1 in inside else "regions"
+        changes = {"cost": cost, "make_decision": made(decision), "family": family}
+        yield dataclasses.replace(option, name=name, **changes)
 
 
 def _inside_constructs(program: Program, graph: CostGraph, options: Options) -> Iterator[Option]:
@@ -218,15 +220,15 @@ def _inside_constructs(program: Program, graph: CostGraph, options: Options) -> 
     graph = _once(graph, chosen)
     names = dict.fromkeys(each.name for k in sorted(chosen) for each in options[k] if each.name)
     bare = _named(options, NOTHING_SAVED)
+    left = {node.position: left_to_jax(node) for node in graph.nodes if node.has_inside}
+    left |= {k: some[0] for k, some in options.items()}
     for what in names:
         # A construct that has nothing of what is saved is under a bare `jax.checkpoint`.
-        named = bare | _named(options, what)
-        offered = {
-            k: [named.get(k, some[0])] if k in chosen else some for k, some in options.items()
-        }
         titles = {NOTHING_SAVED: whole, IN_SEGMENTS: f"{whole}, in segments"}
         name = titles.get(what, f"{whole}, {what} saved")
-        for option in solve(graph, offered, saved=kept_by_xla(graph, graph.nodes))[:1]:
+        kept = kept_by_xla(graph, graph.nodes)
+        option = option_of_set(graph, kept, left | bare | _named(options, what))
+        if option is not None:
             yield _without_regions(graph, dataclasses.replace(option, name=name, family="policy"))
 
 
@@ -270,7 +272,7 @@ def _once(graph: CostGraph, positions: Iterable[int]) -> CostGraph:
 
 def _crossing_values(graph: CostGraph, borders: Sequence[int]) -> frozenset[int]:
     """The values that are made in front of one of these places and read behind it."""
-    last = {v: k for k, node in enumerate(graph.nodes) for v in node.reads}
+    last = graph.last_readers
     found: set[int] = set()
     for k, node in enumerate(graph.nodes):
         i = bisect.bisect(borders, k)

@@ -38,10 +38,11 @@ import numpy as np
 
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.memory_model import shared_bytes
-from jrc.remat._planner.plan.decision import LeftToJax, Stages
+from jrc.remat._planner.plan.decision import Stages
 from jrc.remat._planner.settings import SETTINGS, PlannerSettings
 from jrc.remat._planner.solver.decisions import decision_of
-from jrc.remat._planner.solver.option import Option, made, spread_evenly
+from jrc.remat._planner.solver.option import Option, spread_evenly
+from jrc.remat._planner.solver.option_of_set import left_to_jax
 from jrc.remat._planner.solver.pareto import DecisionTree, Labels, ParetoFilter, falling_cost
 
 Key = frozenset[int]
@@ -53,7 +54,6 @@ def solve(
     options: Mapping[int, Sequence[Option]] | None = None,
     times: int = 1,
     settings: PlannerSettings = SETTINGS,
-    saved: frozenset[int] | None = None,
     most: int | None = None,
 ) -> list[Option]:
     """Return the Pareto front of a graph, the leanest option first.
@@ -63,8 +63,6 @@ def solve(
         options: By position, the options of constructs that may stand outside of all regions.
         times: How often the program runs, each time saving its values (the body of a loop).
         settings: How many labels and states remain.
-        saved: The values to save; only what is left open, the options of constructs, is solved.
-            `None` leaves every value to the solver.
         most: About how many options, evenly spread; all of the front, if not given.
 
     Returns:
@@ -74,7 +72,7 @@ def solve(
     Raises:
         TooMuchWork: If a search takes more steps than `settings.label_steps`.
     """
-    return _Solver(graph, options or {}, times, settings, saved).front(most)
+    return _Solver(graph, options or {}, times, settings).front(most)
 
 
 class TooMuchWork(Exception):
@@ -88,10 +86,9 @@ class _Solver:
         options: Mapping[int, Sequence[Option]],
         times: int,
         settings: PlannerSettings,
-        saved: frozenset[int] | None,
     ):
         self.graph, self.options, self.times = graph, options, times
-        self.settings, self.tree, self.saved = settings, DecisionTree(), saved
+        self.settings, self.tree = settings, DecisionTree()
         total = sum(size for size, may in zip(graph.sizes, graph.may_save, strict=True) if may)
         self.tiny = 0 if all(graph.may_save) else int(total * settings.tiny_share)
         self.filter = ParetoFilter(times, settings.labels, max(total * times, 1))
@@ -102,7 +99,7 @@ class _Solver:
         work = 0
         for node in reversed(self.graph.nodes):
             work += sum(len(labels.cost) for labels in states.values())
-            if work > self.settings.label_steps and self.saved is None:
+            if work > self.settings.label_steps:
                 raise TooMuchWork
             found: dict[Key, list[Labels]] = {}
             for key, labels in states.items():
@@ -148,8 +145,7 @@ class _Solver:
 
     def _before(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
         """The states before an equation, from those behind it."""
-        own = [v for v in node.makes if v in node.derivative_reads]
-        for new, decided in self._decided(key, labels, own):
+        for new, decided in self._decided(key, labels, node.late_results):
             recomputes = any(2 * v in new for v in node.makes)
             if not node.has_effects:
                 yield from self._in_region(node, new, decided, recomputes)
@@ -163,7 +159,7 @@ class _Solver:
         is_recomputed = makes_recomputed or bool(node.inner_bytes)
         if is_recomputed and node.runs_once:
             return
-        needed = [v for v in node.reads if is_recomputed or v in node.derivative_reads]
+        needed = node.reads if is_recomputed else node.late_reads
         passing_bytes = self.graph.passing_bytes
         for new, decided in self._decided(key, labels, needed):
             inner = (node.inner_bytes or 0) if is_recomputed else 0
@@ -176,10 +172,8 @@ class _Solver:
 
     def _outside(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
         """The equation between two regions, where all that its derivative reads is saved."""
-        needed = [v for v in node.reads if v in node.derivative_reads]
-        left = Option(0, node.inner_bytes or 0, 0, made(LeftToJax((node.position,))))
-        options = self.options.get(node.position) or [left]
-        for new, decided in self._decided(key, labels, needed):
+        options = self.options.get(node.position) or [left_to_jax(node)]
+        for new, decided in self._decided(key, labels, node.late_reads):
             new, results, _ = self._without_results(node, new)
             if not _is_closed(new):
                 continue
@@ -263,9 +257,6 @@ class _Solver:
     def _choices(self, v: int) -> tuple[bool, bool]:
         """Whether a value must be saved, and whether it may be."""
         must = self.makers[v].runs_once
-        if self.saved is not None:
-            must = must or v in self.saved
-            return must, must
         is_written = not (self.graph.fuses_passes and self.graph.is_fused(v))
         must = must or (self.graph.sizes[v] <= self.tiny and is_written)
         return must, must or self.graph.may_save[v]

@@ -5,7 +5,7 @@ import dataclasses
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost
 from jrc.remat._planner.solver.option import Option, made
-from jrc.remat._planner.solver.solver import solve
+from jrc.remat._planner.solver.option_of_set import option_of_set
 
 
 def under_checkpoint(
@@ -20,9 +20,11 @@ def under_checkpoint(
         times: How often the program runs: the steps of a loop, whose carries are saved as well.
     """
     carried = frozenset(v for node in graph.nodes if node.position < 0 for v in node.makes)
-    for option in solve(graph, None, times, saved=carried | values)[:1]:
-        whole = [range(len(graph.nodes))]
-        decision = decision_of_regions(graph, carried | values, {}, whole, by_name=bool(values))
-        if cost := recomputed_cost(graph, decision) * times:
-            return dataclasses.replace(option, cost=cost, make_decision=made(decision), name=name)
-    return None
+    option = option_of_set(graph, carried | values, times=times)
+    if option is None:
+        return None
+    whole = [range(len(graph.nodes))]
+    decision = decision_of_regions(graph, carried | values, {}, whole, by_name=bool(values))
+    cost = recomputed_cost(graph, decision) * times
+    changes = {"cost": cost, "make_decision": made(decision), "name": name}
+    return dataclasses.replace(option, **changes) if cost else None
