@@ -429,8 +429,12 @@ def test_without_compilations_what_fits_is_not_cut(monkeypatch):
     assert tight.chunks and tight.predicted.peak_bytes <= tight.budget
 
 
+# The compiler of jax 0.11 needs 120 KiB more for the loop over chunks.
+IN_PLACE = pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="jax 0.11 adds not in place")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("over", [1.02, 1.3, 1.4, 1.45, 1.6])
+@pytest.mark.parametrize("over", [pytest.param(1.02, marks=IN_PLACE), 1.3, 1.4, 1.45, 1.6])
 def test_a_budget_just_above_arguments_is_met_in_many_chunks(over):
     args = normal(32, 2048), normal(1024, 32), jnp.arange(1024) % 2048
     own = 2 * args[0].nbytes + args[1].nbytes + args[2].nbytes
