@@ -31,6 +31,7 @@ class PlannerSettings:
         equal_cost: Manual plans of equal peak are taken for one if their costs differ by less than
             this share of the cost of a forward pass.
         options: About how many options of the solver a search chooses from.
+        options_of_flops: About how many of the fewest FLOPs are added where costs are seconds.
         inner_options: About how many options of a loop the outer program chooses from.
         mapped_options: The same of a `shard_map`, which is most of a program.
         branch_levels: How many options of a `cond`, and of each of its branches.
@@ -115,6 +116,7 @@ class PlannerSettings:
     cut_window: float = 1.5
     equal_cost: float = 0.003
     options: int = 30
+    options_of_flops: int = 6
     inner_options: int = 64
     mapped_options: int = 128
     branch_levels: int = 8

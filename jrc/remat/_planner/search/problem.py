@@ -50,6 +50,7 @@ from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.as_written import as_written_option
 from jrc.remat._planner.solver.baseline import baseline_bytes
 from jrc.remat._planner.solver.constructs import front_of, pareto_front
+from jrc.remat._planner.solver.fewest_flops import with_fewest_flops
 from jrc.remat._planner.solver.manual import manual_options
 from jrc.remat._planner.solver.option import Option, spread_options
 from jrc.remat._time.seconds import Device, known_device
@@ -189,6 +190,8 @@ class Problem:
             graphs=graphs,
         )
         front = spread_options(front, 3 * graph.cost, SETTINGS.options)
+        if isinstance(unit, TimeUnit) and not compiler.fuses_passes:
+            front = with_fewest_flops(program, graph, options, front, unit)
         of_stacks = unit.of_stacked(residuals.stacked)
         of_operations = unit.total(gradient)
 

@@ -18,10 +18,11 @@ from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._planner.plan.decision import Baseline, Decision, Stage, Stages
 from jrc.remat._planner.settings import SETTINGS
 
-Family = Literal["baseline", "solver", "policy", "regions", "all regions"]
-"""How an option came about: the baseline, the solver's own, a policy of `jax.checkpoint`, regions
-under a `jax.checkpoint` but for the last, which is left to JAX, or all regions. Models of peaks err
-alike within a family, so that one compiled option says something of the others."""
+Family = Literal["baseline", "solver", "fewest FLOPs", "policy", "regions", "all regions"]
+"""How an option came about: the baseline, the solver's own by its cost or by FLOPs, a policy of
+`jax.checkpoint`, regions under a `jax.checkpoint` but for the last, which is left to JAX, or all
+regions. Models of peaks err alike within a family, so that one compiled option says something of
+the others."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
