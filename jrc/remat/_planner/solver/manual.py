@@ -222,11 +222,11 @@ def _inside_constructs(program: Program, graph: CostGraph, options: Options) -> 
     bare = _named(options, NOTHING_SAVED)
     left = {node.position: left_to_jax(node) for node in graph.nodes if node.has_inside}
     left |= {k: some[0] for k, some in options.items()}
+    kept = kept_by_xla(graph, graph.nodes)
     for what in names:
         # A construct that has nothing of what is saved is under a bare `jax.checkpoint`.
         titles = {NOTHING_SAVED: whole, IN_SEGMENTS: f"{whole}, in segments"}
         name = titles.get(what, f"{whole}, {what} saved")
-        kept = kept_by_xla(graph, graph.nodes)
         option = option_of_set(graph, kept, left | bare | _named(options, what))
         if option is not None:
             yield _without_regions(graph, dataclasses.replace(option, name=name, family="policy"))

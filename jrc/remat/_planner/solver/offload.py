@@ -23,7 +23,7 @@ from jrc.remat._planner.plan.decision import Region, Stages
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.decisions import recomputation, saved_values
 from jrc.remat._planner.solver.option import Option, spread_options
-from jrc.remat._planner.solver.option_of_set import left_to_jax, option_of_set
+from jrc.remat._planner.solver.option_of_set import option_of_decision
 
 Options = Mapping[int, Sequence[Option]]
 Reads = Mapping[int, Sequence[tuple[int, int]]]
@@ -144,15 +144,6 @@ def _moved(
     copy_rate: float,
 ) -> list[Option]:
     """The option with these values on the host."""
-    stages = {stage.equations: stage for stage in option.stages.stages}
-    chosen = {
-        k: each
-        for k, some in options.items()
-        for each in reversed(some)
-        if each.decision == stages.get((k,))
-    }
-    outside = (node for node, n in zip(graph.nodes, body.regions, strict=True) if n is None)
-    left = {node.position: left_to_jax(node) for node in outside if node.has_inside}
     back = _fetched_bytes(graph, reads)
     nodes = tuple(
         dataclasses.replace(node, momentary_bytes=node.momentary_bytes + size)
@@ -160,7 +151,7 @@ def _moved(
     )
     sizes = tuple(0 if v in reads else size for v, size in enumerate(graph.sizes))
     there = dataclasses.replace(graph, nodes=nodes, sizes=sizes)
-    each = option_of_set(there, body.saved, left | chosen, times)
+    each = option_of_decision(there, option.stages, options, times)
     if each is None:
         return []
     copied = sum(graph.sizes[v] * len(regions) for v, regions in reads.items())

@@ -1,12 +1,12 @@
 """What a given save set needs: the recurrence of the solver, where nothing is left to decide."""
 
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.memory_model import shared_bytes
-from jrc.remat._planner.plan.decision import LeftToJax, Stages
-from jrc.remat._planner.solver.decisions import decision_of
+from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
+from jrc.remat._planner.solver.decisions import decision_of, saved_values
 from jrc.remat._planner.solver.option import Option, made
 
 Outside = Mapping[int, Option]
@@ -30,6 +30,32 @@ def option_of_set(
     return _Walk(graph, saved, times).option(outside or {})
 
 
+def option_of_decision(
+    graph: CostGraph, decision: Stages, options: Mapping[int, Sequence[Option]], times: int = 1
+) -> Option | None:
+    """Return what a decision needs, where a graph has other bytes or costs than that it is of.
+
+    Args:
+        graph: The program.
+        decision: The decision of another option of it.
+        options: By position, the options of constructs in it.
+        times: As for `option_of_set`.
+    """
+    stages = {each.equations: each for each in decision.stages if not isinstance(each, Region)}
+    alone = [n for n in graph.nodes if (n.position,) in stages and (n.has_inside or n.has_effects)]
+    left = {node.position: left_to_jax(node) for node in alone}
+    chosen = {
+        k: each
+        for k, some in options.items()
+        for each in reversed(some)
+        if each.decision == stages.get((k,))
+    }
+    # What they make is there, and so are carries.
+    there = [*alone, *(node for node in graph.nodes if node.position < 0)]
+    saved = saved_values(graph, decision).union(v for node in there for v in node.makes)
+    return option_of_set(graph, saved, left | chosen, times)
+
+
 def left_to_jax(node: CostNode) -> Option:
     """Return the option of a construct that is left to JAX."""
     return Option(0, node.inner_bytes or 0, 0, made(LeftToJax((node.position,))))
@@ -40,8 +66,7 @@ class _Walk:
 
     Attributes:
         saves: The values that are saved if they are read.
-        read: The values that are read further on in the backward pass, or for it.
-        recomputed: Those of them that are not saved.
+        recomputed: The values that are read further on and are not saved.
         values: All values that are saved so far.
         open: Peak bytes of the region that is not closed yet.
         rest: Peak bytes of everything behind it.

@@ -3,7 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jrc.remat._planner.solver.option_of_set import left_to_jax, option_of_set
+from jrc.remat._planner.solver.option_of_set import (
+    left_to_jax,
+    option_of_decision,
+    option_of_set,
+)
 from jrc.remat._planner.solver.solver import solve
 from tests.remat.planner.reference_plans import (
     cost_of,
@@ -33,6 +37,7 @@ def test_sets_of_the_solver_need_what_it_says(data, times):
         outside = {node.position: way for node, way in ways if way is not None}
         again = option_of_set(graph, values_of(graph, option), outside, times)
         assert figures(again) == figures(option)
+        assert figures(option_of_decision(graph, option.stages, options, times)) == figures(option)
 
 
 @given(data=st.data(), times=TIMES)
