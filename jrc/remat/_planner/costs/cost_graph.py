@@ -102,6 +102,11 @@ class CostGraph:
         return not self.recomputed_bytes[v] and not self.passing_bytes[v]
 
     @functools.cached_property
+    def carries(self) -> frozenset[int]:
+        """The variables that are carries of a loop, of whose body the graph is."""
+        return frozenset(v for node in self.nodes if node.position < 0 for v in node.makes)
+
+    @functools.cached_property
     def last_readers(self) -> dict[int, int]:
         """The last equation that reads each variable, as an index into the nodes."""
         return {v: k for k, node in enumerate(self.nodes) for v in node.reads}

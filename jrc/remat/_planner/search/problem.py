@@ -190,8 +190,7 @@ class Problem:
             graphs=graphs,
         )
         front = spread_options(front, 3 * graph.cost, SETTINGS.options)
-        if isinstance(unit, TimeUnit) and not compiler.fuses_passes:
-            front = with_fewest_flops(program, graph, options, front, unit)
+        front = with_fewest_flops(program, graph, options, front)
         of_stacks = unit.of_stacked(residuals.stacked)
         of_operations = unit.total(gradient)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.solver.option import Option
-from jrc.remat._planner.solver.option_of_set import left_to_jax, option_of_set
+from jrc.remat._planner.solver.option_of_set import all_left_to_jax, option_of_set
 
 
 def baseline_bytes(
@@ -27,8 +27,8 @@ def baseline_bytes(
     residuals = max(residuals - sum(node.gradient_bytes for node in graph.nodes), 0)
     saved = residuals
     if not options:
-        left = {node.position: left_to_jax(node) for node in graph.nodes if node.has_inside}
-        kept = option_of_set(graph, kept_by_xla(graph, graph.nodes), left)
+        nodes = graph.nodes
+        kept = option_of_set(graph, kept_by_xla(graph, nodes), all_left_to_jax(nodes))
         saved = (residuals + min(kept.peak, residuals)) // 2 if kept else residuals
     passing = (node.momentary_bytes for node in graph.nodes if not node.active)
     return max(saved, *passing, *_with_cotangents(graph, saved), 0)

@@ -22,17 +22,21 @@ _COARSE = dataclasses.replace(SETTINGS, labels=SETTINGS.labels // 8, states=SETT
 
 
 def with_fewest_flops(
-    program: Program, graph: CostGraph, options: Options, front: Sequence[Option], unit: TimeUnit
+    program: Program, graph: CostGraph, options: Options, front: Sequence[Option]
 ) -> list[Option]:
-    """Return a front with a few options more, of the front by FLOPs, the leanest first.
+    """Return a front with a few options of the front by FLOPs among it, the leanest first.
+
+    It stays as it is where costs are FLOPs already, and on accelerators.
 
     Args:
         program: The program.
         graph: Its cost graph.
         options: By position, the options of constructs in it; their costs stay seconds.
-        front: Its front by seconds.
-        unit: The unit of its costs.
+        front: Its front.
     """
+    unit = graph.unit
+    if graph.fuses_passes or not isinstance(unit, TimeUnit):
+        return list(front)
     nodes = tuple(_in_flops(node, program, unit) for node in graph.nodes)
     counted = dataclasses.replace(graph, nodes=nodes, saving_costs=())
     try:

@@ -19,7 +19,7 @@ from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost
 from jrc.remat._planner.solver.option import Family, Option, made
-from jrc.remat._planner.solver.option_of_set import left_to_jax, option_of_set
+from jrc.remat._planner.solver.option_of_set import all_left_to_jax, option_of_set
 from jrc.remat._planner.solver.save_sets import (
     IN_SEGMENTS,
     MARKS,
@@ -195,8 +195,8 @@ def _option(
     outside = [node for k, node in enumerate(graph.nodes) if k not in inside]
     borders = sorted({k for each in regions for k in (each.start, each.stop)})
     values = _crossing_values(graph, borders) | kept_by_xla(graph, outside) | saved
-    left = {node.position: left_to_jax(node) for node in outside if node.has_inside}
-    option = option_of_set(_once(graph, constructs), values, {**left, **constructs})
+    left = {**all_left_to_jax(outside), **constructs}
+    option = option_of_set(_once(graph, constructs), values, left)
     if option is None:
         return
     # What a region saves is what others read; with names also what it reads itself.
@@ -220,8 +220,7 @@ def _inside_constructs(program: Program, graph: CostGraph, options: Options) -> 
     graph = _once(graph, chosen)
     names = dict.fromkeys(each.name for k in sorted(chosen) for each in options[k] if each.name)
     bare = _named(options, NOTHING_SAVED)
-    left = {node.position: left_to_jax(node) for node in graph.nodes if node.has_inside}
-    left |= {k: some[0] for k, some in options.items()}
+    left = {**all_left_to_jax(graph.nodes), **{k: some[0] for k, some in options.items()}}
     kept = kept_by_xla(graph, graph.nodes)
     for what in names:
         # A construct that has nothing of what is saved is under a bare `jax.checkpoint`.

@@ -56,7 +56,8 @@ def with_offloaded(
         reads = _moveable(graph, body, may_move)
         for values in _prefixes(graph, reads):
             chosen = {v: reads[v] for v in values}
-            found += _moved(graph, options, option, body, times, chosen, copy_rate)
+            moved = _moved(graph, options, option, body, times, chosen, copy_rate)
+            found += [] if moved is None else [moved]
     found = [each for each in _front([*front, *found]) if each.host]
     return sorted([*front, *found], key=lambda each: (each.peak, each.cost))
 
@@ -66,13 +67,11 @@ class _Body:
     """A decision for the body of a loop, in the terms of its cost graph.
 
     Attributes:
-        decision: The decision.
-        saved: The variables that it saves.
+        saved: The variables that it saves, carries among them.
         recomputed: For each node whether it runs again.
         regions: For each node the number of its region; `None` outside of all regions.
     """
 
-    decision: Stages
     saved: frozenset[int]
     recomputed: Sequence[bool]
     regions: Sequence[int | None]
@@ -82,13 +81,12 @@ class _Body:
         """Return a decision in the terms of a graph."""
         stages = list(enumerate(decision.stages))
         of = {p: n for n, stage in stages if isinstance(stage, Region) for p in stage.equations}
-        saved = saved_values(graph, decision)
+        saved = saved_values(graph, decision) | graph.carries
         outside = {p for _, stage in stages if not isinstance(stage, Region)
                    for p in stage.equations}  # fmt: skip
-        carried = frozenset(v for node in graph.nodes if node.position < 0 for v in node.makes)
-        _, recomputed = recomputation(graph, saved | carried, outside)
+        _, recomputed = recomputation(graph, saved, outside)
         regions = [of.get(node.position) for node in graph.nodes]
-        return cls(decision, saved | carried, recomputed, regions)
+        return cls(saved, recomputed, regions)
 
 
 def _moveable(
@@ -142,7 +140,7 @@ def _moved(
     times: int,
     reads: Reads,
     copy_rate: float,
-) -> list[Option]:
+) -> Option | None:
     """The option with these values on the host."""
     back = _fetched_bytes(graph, reads)
     nodes = tuple(
@@ -151,9 +149,9 @@ def _moved(
     )
     sizes = tuple(0 if v in reads else size for v, size in enumerate(graph.sizes))
     there = dataclasses.replace(graph, nodes=nodes, sizes=sizes)
-    each = option_of_decision(there, option.stages, options, times)
-    if each is None:
-        return []
+    on_device = option_of_decision(there, option.stages, options, times)
+    if on_device is None:
+        return None
     copied = sum(graph.sizes[v] * len(regions) for v, regions in reads.items())
     waited = waiting_seconds(graph, body.recomputed, reads, copy_rate)
     copies = SETTINGS.hidden_copy_price * (2 * copied) / copy_rate
@@ -162,16 +160,14 @@ def _moved(
     buffer = max(graph.sizes[v] for v in reads)
     offloaded = tuple(sorted(graph.names[v] for v in reads))
     decision = functools.partial(dataclasses.replace, option.stages, offloaded=offloaded)
-    return [
-        dataclasses.replace(
-            option,
-            peak=each.peak + buffer,
-            saved=each.saved,
-            cost=option.cost + waits,
-            make_decision=decision,
-            host=option.host + copied * times,
-        )
-    ]
+    return dataclasses.replace(
+        option,
+        peak=on_device.peak + buffer,
+        saved=on_device.saved,
+        cost=option.cost + waits,
+        make_decision=decision,
+        host=option.host + copied * times,
+    )
 
 
 def _fetched_bytes(graph: CostGraph, reads: Reads) -> list[int]:

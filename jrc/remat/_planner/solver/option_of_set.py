@@ -9,7 +9,7 @@ from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
 from jrc.remat._planner.solver.decisions import decision_of, saved_values
 from jrc.remat._planner.solver.option import Option, made
 
-Outside = Mapping[int, Option]
+Outside = dict[int, Option]
 """By position, the option of each construct that stands outside of all regions, if it can."""
 
 
@@ -33,17 +33,17 @@ def option_of_set(
 def option_of_decision(
     graph: CostGraph, decision: Stages, options: Mapping[int, Sequence[Option]], times: int = 1
 ) -> Option | None:
-    """Return what a decision needs, where a graph has other bytes or costs than that it is of.
+    """Return what a decision needs by the figures of a graph; `None` where that is not possible.
 
     Args:
-        graph: The program.
-        decision: The decision of another option of it.
+        graph: The program, with other bytes or costs than those that the decision was made for.
+        decision: The decision.
         options: By position, the options of constructs in it.
         times: As for `option_of_set`.
     """
     stages = {each.equations: each for each in decision.stages if not isinstance(each, Region)}
     alone = [n for n in graph.nodes if (n.position,) in stages and (n.has_inside or n.has_effects)]
-    left = {node.position: left_to_jax(node) for node in alone}
+    left = all_left_to_jax(alone)
     chosen = {
         k: each
         for k, some in options.items()
@@ -51,14 +51,19 @@ def option_of_decision(
         if each.decision == stages.get((k,))
     }
     # What they make is there, and so are carries.
-    there = [*alone, *(node for node in graph.nodes if node.position < 0)]
-    saved = saved_values(graph, decision).union(v for node in there for v in node.makes)
-    return option_of_set(graph, saved, left | chosen, times)
+    there = graph.carries.union(v for node in alone for v in node.makes)
+    return option_of_set(graph, saved_values(graph, decision) | there, left | chosen, times)
 
 
 def left_to_jax(node: CostNode) -> Option:
     """Return the option of a construct that is left to JAX."""
     return Option(0, node.inner_bytes or 0, 0, made(LeftToJax((node.position,))))
+
+
+def all_left_to_jax(nodes: Iterable[CostNode]) -> Outside:
+    """Return the options of the constructs among nodes, each left to JAX."""
+    constructs = (node for node in nodes if node.has_inside or node.has_effects)
+    return {node.position: left_to_jax(node) for node in constructs}
 
 
 class _Walk:

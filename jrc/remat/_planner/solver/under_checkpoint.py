@@ -19,12 +19,12 @@ def under_checkpoint(
         name: What the option is called.
         times: How often the program runs: the steps of a loop, whose carries are saved as well.
     """
-    carried = frozenset(v for node in graph.nodes if node.position < 0 for v in node.makes)
-    option = option_of_set(graph, carried | values, times=times)
+    saved = graph.carries | values
+    option = option_of_set(graph, saved, times=times)
     if option is None:
         return None
     whole = [range(len(graph.nodes))]
-    decision = decision_of_regions(graph, carried | values, {}, whole, by_name=bool(values))
+    decision = decision_of_regions(graph, saved, {}, whole, by_name=bool(values))
     cost = recomputed_cost(graph, decision) * times
     changes = {"cost": cost, "make_decision": made(decision), "name": name}
     return dataclasses.replace(option, **changes) if cost else None
