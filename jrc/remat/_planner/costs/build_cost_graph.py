@@ -96,12 +96,16 @@ def build_cost_graph(
 def _cost_of_saving(
     aval: Any, is_new: bool, in_loop: bool, compiler: Compiler, unit: CostUnit
 ) -> int:
-    """What it costs to save a value: one may be written for it alone, in a loop one is stacked."""
+    """What it costs to save a value: one may be written for it alone, in a loop one is stacked.
+
+    What else is written is written by the kernel that computes it, beside its result, so that no
+    kernel more is launched: saved sums of rows are cheaper than the pass that makes them again.
+    """
     if not compiler.fuses_passes:
         return 0
     if in_loop:
         return unit.of_stacked([aval])
-    return unit.of_written(compiler.moved_bytes(aval)) if is_new else 0
+    return unit.of_bytes(compiler.moved_bytes(aval)) if is_new else 0
 
 
 def _beside_derivative(eqn: Any, compiler: Compiler) -> int:

@@ -66,6 +66,10 @@ class FlopUnit:
         """Return the FLOPs of all equations of a program that are not dead."""
         return live_cost(live_equations(jaxpr), own_flops)
 
+    def of_bytes(self, size: float) -> int:
+        """Return the cost of bytes that a kernel reads or writes: 0."""
+        return 0
+
     def of_written(self, size: float) -> int:
         """Return the cost of bytes that are written by a kernel of their own: 0."""
         return 0
@@ -125,6 +129,10 @@ class TimeUnit:
         sums = sum(times * self._of_sum(eqn) for eqn, times in sums_in_carries(live))
         return live_cost(live, self._own, self.in_loop._own) + sums
 
+    def of_bytes(self, size: float) -> int:
+        """Return the time in which a kernel reads or writes so many bytes."""
+        return self.of_seconds(self.rates.seconds_of_bytes(size))
+
     def of_written(self, size: float) -> int:
         """Return the time in which so many bytes are written, and a kernel is launched."""
         return self.of_seconds(self.rates.seconds_of_bytes(size) + self.rates.launch)
@@ -137,7 +145,7 @@ class TimeUnit:
         if not self.compiler.fuses_passes:
             return 0
         size = sum(map(self.compiler.moved_bytes, avals))
-        return self.of_seconds(self.rates.seconds_of_bytes(2 * size))
+        return self.of_bytes(2 * size)
 
     def of_sums(self, entries: int, size: float) -> int:
         """Return the time in which two summands are read and a sum is written.
@@ -145,7 +153,7 @@ class TimeUnit:
         Where a sum is part of the kernel of a product, that summand is never in memory.
         """
         arrays = 2 if self.compiler.continues_products else 3
-        return self.of_seconds(self.rates.seconds_of_bytes(arrays * size))
+        return self.of_bytes(arrays * size)
 
     def of_memory(self, size: float) -> int:
         """Return the time in which a program is given memory that is new in each run."""

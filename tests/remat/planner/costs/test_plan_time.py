@@ -155,6 +155,27 @@ def test_saving_what_a_kernel_writes_costs_nothing(target):
     assert waves and all(graph.saving_costs[v] for v in waves[:-1])
 
 
+@pytest.mark.parametrize("target", ["h100", "v5e"])
+def test_sums_of_rows_are_cheaper_to_save_than_to_make_again(target):
+    """The kernel that computes one writes it beside its result: no other is launched for it."""
+
+    def loss(w, x):
+        for _ in range(3):
+            x = jnp.tanh(x @ w)
+            x = x / jnp.sum(x * x, -1, keepdims=True)
+        return jnp.sum(x)
+
+    shape = jax.ShapeDtypeStruct
+    args = shape((1024, 1024), "float32"), shape((4096, 1024), "float32")
+    request = Request(loss, args, target=target, platform=CHIPS[target].platform, minimize="time")
+    problem = Problem.of(request)
+    graph = problem.graphs[problem.function.traced.program.jaxpr]
+    made = [(node, v) for node in graph.nodes for v in node.makes if graph.sizes[v] == 4 * 4096]
+    sum_again = min(node.cost for node, _ in made if node.cost)
+    saved = [graph.saving_costs[v] for _, v in made if graph.may_save[v]]
+    assert len(saved) >= 3 and max(saved) < sum_again
+
+
 def test_what_moves_data_reads_what_it_writes():
     row = lambda x: jax.lax.dynamic_slice(x, (3, 0), (1, 1000))  # noqa: E731
     assert seconds(ON_GPU, row, X) == pytest.approx(2 * 4000 / 1e6 + 0.5, rel=1e-2)
