@@ -70,6 +70,8 @@ def build_cost_graph(
     ]
     facts = list(zip(sizes, fused, late, strict=True))
     candidates = save_candidates(nodes, sizes, fused, compiler)
+    returned = [number[v] for v in map(program.source, program.jaxpr.outvars) if v in number]
+    wide = _wide_reads(nodes, sizes, fused, returned)
     return CostGraph(
         nodes=tuple(nodes),
         sizes=sizes,
@@ -81,7 +83,7 @@ def build_cost_graph(
         ),
         may_save=candidates.may_save,
         saving_costs=tuple(
-            _cost_of_saving(var.aval, v not in candidates.written, in_loop, compiler, unit)
+            _cost_of_saving(var.aval, v not in candidates.written, wide[v], in_loop, compiler, unit)
             for v, var in enumerate(made)
         ),
         names=tuple(_name(program, v, steps) for v in made),
@@ -94,18 +96,43 @@ def build_cost_graph(
 
 
 def _cost_of_saving(
-    aval: Any, is_new: bool, in_loop: bool, compiler: Compiler, unit: CostUnit
+    aval: Any, is_new: bool, wide: int, in_loop: bool, compiler: Compiler, unit: CostUnit
 ) -> int:
-    """What it costs to save a value: one may be written for it alone, in a loop one is stacked.
+    """What it costs to save a value: one is not written else, in a loop one is stacked.
 
-    What else is written is written by the kernel that computes it, beside its result, so that no
-    kernel more is launched: saved sums of rows are cheaper than the pass that makes them again.
+    The kernel that computes a value writes it beside its result. Where that is wider, as in a
+    softmax or a norm, a kernel that goes over each row twice becomes two: one reduces the rows, and
+    one reads them again.
     """
     if not compiler.fuses_passes:
         return 0
-    if in_loop:
-        return unit.of_stacked([aval])
-    return unit.of_bytes(compiler.moved_bytes(aval)) if is_new else 0
+    stacked = unit.of_stacked([aval]) if in_loop else 0
+    size = compiler.moved_bytes(aval)
+    if is_new and wide:
+        return stacked + unit.of_written(size + wide)
+    return stacked or (unit.of_bytes(size) if is_new else 0)
+
+
+def _wide_reads(
+    nodes: Sequence[CostNode],
+    sizes: Sequence[int],
+    fused: Sequence[bool],
+    returned: Sequence[int],
+) -> list[int]:
+    """Return for each value the bytes of the widest one that fused equations compute from it.
+
+    Those count that a kernel reads or the program returns; 0 where none is wider than the value.
+    """
+    widest = [0] * len(sizes)
+    for v in returned:
+        widest[v] = sizes[v]
+    for node in reversed(nodes):
+        is_fused = all(fused[v] for v in node.makes)
+        reached = max((widest[v] for v in node.makes), default=0) if is_fused else 0
+        for v in node.reads:
+            is_read = fused[v] and not is_fused
+            widest[v] = max(widest[v], reached, sizes[v] if is_read else 0)
+    return [wide if wide > size else 0 for wide, size in zip(widest, sizes, strict=True)]
 
 
 def _beside_derivative(eqn: Any, compiler: Compiler) -> int:

@@ -155,25 +155,42 @@ def test_saving_what_a_kernel_writes_costs_nothing(target):
     assert waves and all(graph.saving_costs[v] for v in waves[:-1])
 
 
+@pytest.mark.parametrize("in_loop", [False, True])
 @pytest.mark.parametrize("target", ["h100", "v5e"])
-def test_sums_of_rows_are_cheaper_to_save_than_to_make_again(target):
-    """The kernel that computes one writes it beside its result: no other is launched for it."""
+def test_saving_a_sum_of_rows_splits_the_kernel_that_reads_the_rows_again(target, in_loop):
+    """A softmax whose result is read costs a kernel more, the logarithm of a sum only its bytes."""
 
-    def loss(w, x):
-        for _ in range(3):
-            x = jnp.tanh(x @ w)
-            x = x / jnp.sum(x * x, -1, keepdims=True)
-        return jnp.sum(x)
+    def softmax(x, w):
+        return jax.nn.softmax(x, -1) @ w, None
+
+    def logarithm(x, w):
+        x = x @ w
+        return x, jnp.log(jnp.sum(jnp.exp(x), -1))
+
+    def loss(fn, ws, x):
+        if in_loop:
+            x, found = jax.lax.scan(fn, x, ws)
+        else:
+            for w in ws:
+                x, found = fn(x, w)
+        return jnp.sum(x) + (0 if found is None else jnp.sum(found))
 
     shape = jax.ShapeDtypeStruct
-    args = shape((1024, 1024), "float32"), shape((4096, 1024), "float32")
-    request = Request(loss, args, target=target, platform=CHIPS[target].platform, minimize="time")
-    problem = Problem.of(request)
-    graph = problem.graphs[problem.function.traced.program.jaxpr]
-    made = [(node, v) for node in graph.nodes for v in node.makes if graph.sizes[v] == 4 * 4096]
-    sum_again = min(node.cost for node, _ in made if node.cost)
-    saved = [graph.saving_costs[v] for _, v in made if graph.may_save[v]]
-    assert len(saved) >= 3 and max(saved) < sum_again
+    args = shape((3, 1024, 1024), "float32"), shape((4096, 1024), "float32")
+    costs = {}
+    for fn in (softmax, logarithm):
+        request = Request(
+            functools.partial(loss, fn), args, target=target, platform=CHIPS[target].platform,
+            minimize="time",
+        )  # fmt: skip
+        problem = Problem.of(request)
+        graphs = problem.graphs.values()
+        graph = max(graphs, key=lambda graph: sum(graph.sizes)) if in_loop else [*graphs][-1]
+        made = [v for node in graph.nodes for v in node.makes if graph.may_save[v]]
+        costs[fn] = [graph.saving_costs[v] for v in made if graph.sizes[v] == 4 * 4096]
+    of_wide = problem.unit.of_bytes(4 * 4096 * 1024)
+    assert costs[softmax] and min(costs[softmax]) > of_wide
+    assert costs[logarithm] and max(costs[logarithm]) < of_wide / 100
 
 
 def test_what_moves_data_reads_what_it_writes():
