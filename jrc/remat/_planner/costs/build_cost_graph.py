@@ -70,7 +70,8 @@ def build_cost_graph(
     ]
     facts = list(zip(sizes, fused, late, strict=True))
     candidates = save_candidates(nodes, sizes, fused, compiler)
-    returned = [number[v] for v in map(program.source, program.jaxpr.outvars) if v in number]
+    outputs = filter(is_variable, map(program.source, program.jaxpr.outvars))
+    returned = [number[v] for v in outputs if v in number]
     wide = _wide_reads(nodes, sizes, fused, returned)
     return CostGraph(
         nodes=tuple(nodes),
@@ -100,15 +101,14 @@ def _cost_of_saving(
 ) -> int:
     """What it costs to save a value: one is not written else, in a loop one is stacked.
 
-    The kernel that computes a value writes it beside its result. Where that is wider, as in a
-    softmax or a norm, a kernel that goes over each row twice becomes two: one reduces the rows, and
-    one reads them again.
+    The kernel that computes a value writes it beside its result. Where that is wider, and goes over
+    each row twice, it becomes two kernels: one reduces the rows, and one reads them again.
     """
     if not compiler.fuses_passes:
         return 0
     stacked = unit.of_stacked([aval]) if in_loop else 0
     size = compiler.moved_bytes(aval)
-    if is_new and wide:
+    if is_new and wide and compiler.reads_rows_twice:
         return stacked + unit.of_written(size + wide)
     return stacked or (unit.of_bytes(size) if is_new else 0)
 

@@ -157,8 +157,8 @@ def test_saving_what_a_kernel_writes_costs_nothing(target):
 
 @pytest.mark.parametrize("in_loop", [False, True])
 @pytest.mark.parametrize("target", ["h100", "v5e"])
-def test_saving_a_sum_of_rows_splits_the_kernel_that_reads_the_rows_again(target, in_loop):
-    """A softmax whose result is read costs a kernel more, the logarithm of a sum only its bytes."""
+def test_saving_a_sum_of_rows_splits_a_kernel_that_reads_the_rows_again(target, in_loop):
+    """On a GPU that of a softmax whose result is read; the logarithm of a sum is one by itself."""
 
     def softmax(x, w):
         return jax.nn.softmax(x, -1) @ w, None
@@ -189,8 +189,11 @@ def test_saving_a_sum_of_rows_splits_the_kernel_that_reads_the_rows_again(target
         made = [v for node in graph.nodes for v in node.makes if graph.may_save[v]]
         costs[fn] = [graph.saving_costs[v] for v in made if graph.sizes[v] == 4 * 4096]
     of_wide = problem.unit.of_bytes(4 * 4096 * 1024)
-    assert costs[softmax] and min(costs[softmax]) > of_wide
-    assert costs[logarithm] and max(costs[logarithm]) < of_wide / 100
+    assert costs[softmax] and costs[logarithm] and max(costs[logarithm]) < of_wide / 100
+    if target == "h100":
+        assert min(costs[softmax]) > of_wide
+    else:  # the sum is written in any case: a product reads the rows again
+        assert max(costs[softmax]) < of_wide / 100
 
 
 def test_what_moves_data_reads_what_it_writes():

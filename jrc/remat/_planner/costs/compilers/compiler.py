@@ -20,6 +20,8 @@ class Compiler:
         fuses_passes: Whether all that is elementwise is computed inside of whatever reads it.
         continues_products: Whether arithmetic that alone reads a product or a convolution is
             computed in its kernel, so that only the last result is written.
+        reads_rows_twice: Whether one kernel reduces rows and goes over them once more, as in a
+            softmax or a norm. To save what it reduces them to would split it.
         in_order: Whether a barrier keeps the gradients of weights in order. XLA for GPUs puts off
             the products that they are, and keeps the operands of all layers.
         peak_errors: How far off predicted temporaries are.
@@ -31,6 +33,7 @@ class Compiler:
 
     fuses_passes = True
     continues_products = False
+    reads_rows_twice = True
     # XLA recomputes of its own accord in the baseline, so that its peak says nothing of others.
     peak_errors = ErrorSizes(0.2, 0.15, 0.3, 0.3, 0.02, 0.7, baseline_is_alike=False)
     time_errors = ErrorSizes(0.5, 0.03, 0.06, 0.51, 0.005, 0.97)
@@ -43,9 +46,8 @@ class Compiler:
         On accelerators that holds for all that is elementwise, and for a sum or a maximum along
         the last axis, as in a softmax or a norm. There a GPU's kernel reads a row, reduces it and
         goes over it once more (`softmax_rewriter_triton.cc` of XLA), and a TPU's computes it with
-        the product that it is of, or with what reads it. To save its result would cut that kernel
-        in two. What is written to memory are results of products, of other reductions, of data
-        that is gathered or sorted, and of loops.
+        the product that it is of. What is written to memory are results of products, of other
+        reductions, of data that is gathered or sorted, and of loops.
         """
         facts = facts_of(eqn)
         if facts.fusion is Fusion.INSIDE or not self.fuses_passes:
