@@ -116,7 +116,7 @@ def plan(
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which does
             not promise to fit: docs/limits.md has its errors.
-        compilations: How many programs a search may compile: 5 if not given, 3 with a target.
+        compilations: How many programs a search may compile: 5 if not given, 4 with a target.
             Chunks, both ends of a fraction, and making sure that no plan fits may take a few more.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
             wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing

@@ -52,8 +52,10 @@ class PlannerSettings:
             is refused.
         near_peaks: Options are near if their peaks differ by this, as a logarithm.
         near_costs: The same of their costs, as a share of the cost of the dearest option.
-        dearest_counts: What an option saves is its cost below so many times that of the dearest
-            one, as long as none fits.
+        dearest_counts: What an option saves, as long as none fits, is its cost below so many times
+            that of the cheapest that nearly surely fits; of the dearest where none does.
+        surely_fits: One does whose temporaries are expected to be so many standard deviations below
+            what there is for them.
         hopeless: As long as none fits, the search ends where it expects less than this share of
             what could be saved.
         least_gain: Where one fits, it ends where it expects to save less than this share of the
@@ -125,7 +127,7 @@ class PlannerSettings:
     most_parts: int = 16
     cost_weight: float = 10.0
     compilations: int = 5
-    compilations_on_target: int = 3
+    compilations_on_target: int = 4
     measured: int = 3
     leanest_compiled: int = 3
     compiled_between: int = 2
@@ -133,6 +135,7 @@ class PlannerSettings:
     near_peaks: float = 0.5
     near_costs: float = 0.2
     dearest_counts: float = 1.25
+    surely_fits: float = 1.6
     hopeless: float = 0.0005
     least_gain: float = 0.0005
     least_time_gain: float = 0.005

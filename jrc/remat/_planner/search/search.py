@@ -228,11 +228,16 @@ class Search:
         costs, uncertain = self._expected_costs()
         cheapest = costs.min()
         dearest = costs.max() - cheapest
-        # The dearest option may be the only one that fits.
-        limit = SETTINGS.dearest_counts * dearest + 1
+        available = math.log(self._beside(budget))
         if best is not None:
             limit = costs[self._at[best]] - cheapest
-        available = math.log(self._beside(budget))
+        else:
+            # What nearly surely fits is there in any case; else the dearest may be all that fits.
+            means, deviations = self._log_temporaries()
+            fits = (available - means) / deviations > SETTINGS.surely_fits
+            fits[[self._at[each] for each in (*self.compiled, *self.failed)]] = False
+            surely = costs[fits].min(initial=costs.max()) - cheapest
+            limit = SETTINGS.dearest_counts * surely + 1
         prefers_baseline = best is None or not best.is_baseline
 
         def gain(option: Option, mean: float, deviation: float) -> float:

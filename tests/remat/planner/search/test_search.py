@@ -159,6 +159,13 @@ def test_spare_compilations_go_to_cheaper_options_that_may_fit():
     assert [each.cost for each in asked] == [16, 10] and found.cost == 16
 
 
+def test_one_that_is_far_dearer_does_not_send_the_search_to_the_safest():
+    rows = [way(100, OWN + 10, OWN + 10), way(10, OWN + 70, OWN + 66), way(0, OWN + 300, OWN + 300)]
+    for others in ([], [way(10_000, OWN + 5, OWN + 5)]):
+        found, asked = chosen([*rows, *others], OWN + 80, 1)
+        assert [each.cost for each in asked] == [10] and found.cost == 10
+
+
 def test_of_equal_cost_the_baseline_is_taken_where_it_fits():
     rows = [way(30, 50, 50), way(0, 100, 100)]
     rows.append((dataclasses.replace(rows[0][0], cost=0), 40, 40))

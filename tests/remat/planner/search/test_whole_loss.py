@@ -124,7 +124,7 @@ def test_another_loss_is_refused():
     plan = planned(loss)
     with pytest.raises(ValueError, match=r"jrc\.Plan\.apply: this plan was made for another"):
         plan.apply(lambda w, x, y: loss(w, jnp.sin(x), y))(WEIGHTS, X, Y)
-    with pytest.raises(ValueError, match=r"the whole loss in 8 chunks.*chunks=False"):
+    with pytest.raises(ValueError, match=r"the whole loss in \d+ chunks.*chunks=False"):
         plan.policy()
 
 

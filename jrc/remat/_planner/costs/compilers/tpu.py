@@ -24,7 +24,9 @@ class _Tpu(Compiler):
     peak_errors = dataclasses.replace(
         Compiler.peak_errors, of_all=0.5, of_family=0.3, of_option=0.45
     )
-    time_errors = dataclasses.replace(Compiler.time_errors, of_family=0.06, of_option=0.15)
+    time_errors = dataclasses.replace(
+        Compiler.time_errors, of_family=0.06, of_option=0.06, chunks_are_alike=1.0
+    )
 
     def array_bytes(self, aval: Any) -> int:
         """Return the bytes of an array, padded to tiles of 8 x 128 words."""
