@@ -10,7 +10,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jrc._jaxpr import INPUT, Program, inline_marked, inner_programs
+from jrc._jaxpr import INPUT, Program, inline_marked, inner_programs, is_variable
 from jrc.remat._planner.costs.compilers import Compiler
 
 
@@ -26,7 +26,7 @@ def working_bytes(program: Program, compiler: Compiler) -> int:
     live = [p for p, is_live in enumerate(program.live()) if is_live]
     written = [p for p in live if not compiler.fuses(program.eqns[p])]
     last = _last_readers(program, live, compiler)
-    results = set(program.jaxpr.outvars)
+    results = set(filter(is_variable, program.jaxpr.outvars))
     held = most = 0
     freed: dict[int, int] = {}
     for p in written:

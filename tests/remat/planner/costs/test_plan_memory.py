@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jrc.remat._planner.costs.compilers import compiler_on
+from jrc._jaxpr import Program
+from jrc.remat._planner.costs.compilers import CPU, compiler_on
+from jrc.remat._planner.costs.working_bytes import working_bytes
 from jrc.remat._planner.search.peaks import Peaks
 from tests.remat.planner.problems import compiled_peaks, lean_of, problem_of
 
@@ -130,3 +132,8 @@ def test_a_large_vocabulary_is_predicted_as_it_is_compiled():
     compiled, peaks = compiled_peaks(problem), Peaks(problem)
     for option in (problem.front[0], problem.baseline):
         assert peaks.predicted(option) == pytest.approx(compiled(option), rel=0.15)
+
+
+def test_a_constant_result_takes_no_working_bytes():
+    jaxpr = jax.make_jaxpr(lambda x: (x @ x, 0.0))(jnp.ones((8, 8)))
+    assert working_bytes(Program(jaxpr), CPU) == 256
