@@ -99,10 +99,10 @@ def build_cost_graph(
 def _cost_of_saving(
     aval: Any, is_new: bool, wide: int, in_loop: bool, compiler: Compiler, unit: CostUnit
 ) -> int:
-    """What it costs to save a value: one is not written else, in a loop one is stacked.
+    """What it costs to save a value: to write it if it is new, and to stack it in a loop.
 
-    The kernel that computes a value writes it beside its result. Where that is wider, and goes over
-    each row twice, it becomes two kernels: one reduces the rows, and one reads them again.
+    The kernel that computes a new value writes it beside its result. Some kernels reduce each row
+    and read it again, for a wide result; such a kernel becomes two if the reduced rows are saved.
     """
     if not compiler.fuses_passes:
         return 0

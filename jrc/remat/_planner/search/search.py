@@ -232,12 +232,8 @@ class Search:
         if best is not None:
             limit = costs[self._at[best]] - cheapest
         else:
-            # What nearly surely fits is there in any case; else the dearest may be all that fits.
-            means, deviations = self._log_temporaries()
-            fits = (available - means) / deviations > SETTINGS.surely_fits
-            fits[[self._at[each] for each in (*self.compiled, *self.failed)]] = False
-            surely = costs[fits].min(initial=costs.max()) - cheapest
-            limit = SETTINGS.dearest_counts * surely + 1
+            fallback = costs[self._surely_fits(available)].min(initial=costs.max())
+            limit = SETTINGS.dearest_counts * (fallback - cheapest) + 1
         prefers_baseline = best is None or not best.is_baseline
 
         def gain(option: Option, mean: float, deviation: float) -> float:
@@ -252,6 +248,13 @@ class Search:
         if not self.peaks.are_costs_exact:
             least = max(least, SETTINGS.least_time_gain * cheapest)
         return self._greatest(gain, least)
+
+    def _surely_fits(self, available: float) -> np.ndarray:
+        """Whether each option fits nearly surely; those compiled, of which none fits, do not."""
+        means, deviations = self._log_temporaries()
+        fits = (available - means) / deviations > SETTINGS.surely_fits
+        fits[[self._at[each] for each in (*self.compiled, *self.failed)]] = False
+        return fits
 
     def _expected_costs(self) -> tuple[np.ndarray, np.ndarray]:
         """The costs of all options, in the light of those compiled: means, and deviations."""

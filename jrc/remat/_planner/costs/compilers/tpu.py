@@ -20,8 +20,9 @@ class _Tpu(Compiler):
     # is written in any case: a transformer whose plans save it takes a fifth less on a v5e.
     reads_rows_twice = False
     # Of the candidates of four of `tests/zoo/small_nets.py` and of a transformer, compiled for a
-    # v5e. What XLA keeps on the chip makes temporaries 0.2 to 1.2 times the predicted ones. No more
-    # uncertain are seconds in chunks: many small chunks are predicted too fast.
+    # v5e. What XLA keeps on the chip makes temporaries 0.2 to 1.2 times the predicted ones. The
+    # seconds of chunks count as no less certain than others, so that they are not compiled for
+    # that alone: many small chunks are predicted too fast.
     peak_errors = dataclasses.replace(
         Compiler.peak_errors, of_all=0.5, of_family=0.3, of_option=0.45
     )
