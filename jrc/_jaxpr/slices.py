@@ -71,6 +71,7 @@ class Slices:
         sums: Values that are sums of what the slices give.
         after: Equations that read sums, which run when all slices have run.
         parts: The length of the axis in units that may be told apart.
+        asked: The values that slices were asked of, each with its axis.
     """
 
     program: Program
@@ -81,6 +82,7 @@ class Slices:
     sums: tuple[Var, ...]
     after: tuple[int, ...]
     parts: int
+    asked: tuple[Place, ...]
 
     @functools.cached_property
     def read(self) -> tuple[Var, ...]:
@@ -172,6 +174,7 @@ def sliced(
         tuple(walk.sums),
         tuple(walk.after),
         walk.parts,
+        tuple(axes.items()),
     )
 
 

@@ -194,16 +194,22 @@ class ShardedRegion:
         slices, count = self._slices, self.parts[0].parts
         # Read by all parts a weight would have its gradient summed over devices in each chunk.
         whole = [values[v] for v in slices.whole]
-        for_all = [0 if is_floating(x) else None for x in whole]
+        is_copied = [is_floating(x) for x in whole]
         operands = [
-            *(x if at is None else _for_parts(x, self.parts[0], split)
-              for x, at, split in zip(whole, for_all, self._splits, strict=True)),
+            *(_for_parts(x, self.parts[0], split)
+              for x, copied, split in zip(whole, is_copied, self._splits, strict=True) if copied),
             *(_where_parts_are(cut(values[v], axis, count), self.parts[0])
               for v, axis in slices.given),
             *(jnp.arange(*x.shape, dtype=x.dtype).reshape(count, -1) for x in counted(slices)),
         ]  # fmt: skip
-        in_axes = [*for_all, *(0 for _ in operands[len(whole) :])]
-        made = jax.vmap(lambda *args: inner.run(args, run_chunks, which), in_axes)(*operands)
+        read_by_all = [x for x, copied in zip(whole, is_copied, strict=True) if not copied]
+
+        def one(*operands: Any) -> list[Any]:
+            copies, others = iter(operands), iter(read_by_all)
+            first = [next(copies) if copied else next(others) for copied in is_copied]
+            return inner.run([*first, *copies], run_chunks, which)
+
+        made = jax.vmap(one)(*_on_explicit_axes(operands, self.parts[0].names))
         sums = [_sum_of_parts(x) for x in made[: len(self._sums)]]
         joined = made[len(self._sums) :]
         return [*sums, *(join(x, slices.axes[v])
@@ -234,8 +240,6 @@ def _where_parts_are(x: Any, parts: PartsOf, split: Split = ()) -> Any:
         split: How each part is split over other mesh axes, where that is known; else XLA decides.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if set(parts.names) <= set(mesh.explicit_axes):
-        return _resharded(x, parts)
     if not set(parts.names) <= set(mesh.auto_axes):
         return x
     others = set(mesh.auto_axes) - set(parts.names)
@@ -247,16 +251,26 @@ def _where_parts_are(x: Any, parts: PartsOf, split: Split = ()) -> Any:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(parts.names, *rest))
 
 
-def _resharded(x: Any, parts: PartsOf) -> Any:
-    """A value with the parts in front; on explicit axes they must lie there, as random bits do not.
+def _on_explicit_axes(values: Sequence[Any], names: tuple[str, ...]) -> list[Any]:
+    """Values with the parts in front; on explicit axes all of them must lie there.
 
-    Bits are drawn outside of the region, whole on each device.
+    Counts and constants lie on no mesh. Random bits, which are drawn outside of the region, are
+    whole on each device.
     """
-    sharding = jax.typeof(x).sharding
-    if names_of(sharding.spec[0]) == parts.names:
-        return x
-    spec = PartitionSpec(parts.names, *without_axes(sharding.spec, parts.names)[1:])
-    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
+    shardings = [jax.typeof(x).sharding for x in values]
+    meshes = (s.mesh for s in shardings if s.spec and names_of(s.spec[0]) == names)
+    mesh = next(meshes, jax.sharding.get_abstract_mesh())
+    if not set(names) <= set(mesh.explicit_axes):
+        return list(values)
+
+    def placed(x: Any) -> Any:
+        spec = jax.typeof(x).sharding.spec
+        if names_of(spec[0]) == names:
+            return x
+        spec = PartitionSpec(names, *without_axes(spec, names)[1:])
+        return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+
+    return list(map(placed, values))
 
 
 def _sum_of_parts(x: Any) -> Any:
@@ -266,7 +280,8 @@ def _sum_of_parts(x: Any) -> Any:
 def region_alone(slices: Slices, results: Sequence[Any]) -> tuple[Program, dict[int, int]]:
     """Return a region as a program of its own, and where its inputs are cut.
 
-    The cheap values that it makes inside are in the program, and zeros that it sums onto.
+    The cheap values that it makes inside are in the program, and zeros that it sums onto. Where
+    nothing is left that is cut, what slices were asked of is made outside: the basis of a Hessian.
 
     Args:
         slices: What runs on slices.
@@ -275,9 +290,13 @@ def region_alone(slices: Slices, results: Sequence[Any]) -> tuple[Program, dict[
     program = slices.program
     run = {step.position for step in slices.steps}
     run |= {p for q in run for p in zeros_below(program, program.eqns[q])}
+    cut = slices.given
+    if not cut:
+        cut = slices.asked
+        run -= {program.producer[v] for v, _ in cut}
     alone = Program(program.cut(run, results))
     position = {v: i for i, v in enumerate(alone.jaxpr.invars)}
-    return alone, {position[v]: at for v, at in slices.given if v in position}
+    return alone, {position[v]: at for v, at in cut if v in position}
 
 
 def parts_of(inputs: Sequence[Any], split: SplitValues) -> list[PartsOf]:

@@ -42,7 +42,9 @@ _LARGE = 2**24
 """Bytes of a chunk that keep a device busy."""
 
 
-def chunks_within(program: Program, narrow: int, most_bytes: int) -> list[Chunks]:
+def chunks_within(
+    program: Program, narrow: int, most_bytes: int, split: SplitValues | None = None
+) -> list[Chunks]:
     """Return regions around all values wider than some bytes, in chunks.
 
     Args:
@@ -50,8 +52,10 @@ def chunks_within(program: Program, narrow: int, most_bytes: int) -> list[Chunks
         narrow: Bytes of the widest value that stays whole.
         most_bytes: Bytes of the widest moment inside of a chunk, about; a region that needs no more
             as a whole stays whole.
+        split: As for `regions_within`.
     """
-    found = [each.chunks(most_bytes) for each in regions_within(program, narrow)]
+    regions = regions_within(program, narrow, split=split)
+    found = [each.chunks(most_bytes) for each in regions]
     return [each for each in found if each is not None]
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jrc._errors import name_of, named_like
-from jrc._jaxpr import flops, nbytes
+from jrc._jaxpr import SplitValues, flops, nbytes
 from jrc._targets import (
     Target,
     abstract_on,
@@ -30,7 +30,7 @@ from jrc.remat._planner.budget import (
     checked_reserve,
     limit_of,
 )
-from jrc.remat._planner.costs.sharding import most_parts
+from jrc.remat._planner.costs.sharding import most_parts, split_values_of_call
 from jrc.remat._planner.execute.chunked_function import chunked_function
 from jrc.remat._planner.plan.decision import Baseline
 from jrc.remat._planner.plan.plan import Plan
@@ -108,6 +108,18 @@ class PlannerAsItIs:
         results = sum(nbytes(x.aval) for x in self.traced.program.jaxpr.outvars)
         return results + sum(map(bytes_on_device, self.arrays))
 
+    @functools.cached_property
+    def parts(self) -> int:
+        """Into how many parts its values are split over devices."""
+        return most_parts(self.arrays, self.traced.program)
+
+    @functools.cached_property
+    def split(self) -> SplitValues | None:
+        """How devices split its values; `None` on one, or where that is not known."""
+        if self.parts == 1:
+            return None
+        return split_values_of_call(self.traced.program, self.args, self.traced.closed)
+
     @property
     def baseline(self) -> _Form:
         """The function as it is."""
@@ -150,10 +162,12 @@ class PlannerAsItIs:
         return self._plan(min(fitting, key=_seconds), forms, budget)
 
     def _in_chunks(self, budget: int, share: float) -> _Form:
-        most_bytes = max(int(share * (budget - self.own)), SETTINGS.least_chunk)
-        if most_parts(self.arrays, self.traced.program) > 1:
+        whole = self.baseline.cost
+        of_chunk = int(share * (budget - whole.peak + whole.temporaries))
+        most_bytes = self.parts * max(of_chunk, SETTINGS.least_chunk)
+        if self.parts > 1 and self.split is None:
             return self.baseline  # slices would be cut across devices
-        chunks = chunks_within(self.traced.program, most_bytes, most_bytes)
+        chunks = chunks_within(self.traced.program, most_bytes, most_bytes, self.split)
         return self._form(tuple(chunks)) if chunks else self.baseline
 
     def _form(self, chunks: tuple[Chunks, ...]) -> _Form:

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jrc
 from tests.draws import integers, normal
@@ -67,6 +69,54 @@ def test_a_function_that_fits_stays_as_it_is():
     assert "nothing is recomputed" in str(plan)
     least = jrc.plan(fn, *args, budget=0.0, argnums=None)
     assert least.verified.peak_bytes < plan.verified.peak_bytes / 4
+
+
+TEXTS = normal(0, 32, 8192), normal(1, 2048, 32), integers(2, 8192, 2048)
+ROWS, COPIED = P("data"), P()
+ON_MESHES = {
+    "columns of a head": (AxisType.Auto, log_probabilities, (P(None, "model"), ROWS, ROWS), TEXTS),
+    "gathered head": (AxisType.Auto, log_probabilities, (ROWS, ROWS, ROWS), TEXTS),
+    "copied head": (AxisType.Explicit, log_probabilities, (COPIED, ROWS, ROWS), TEXTS),
+    "hessian": (AxisType.Auto, jax.hessian(network), (COPIED, ROWS),
+                (normal(0, 1024), normal(1, 512, 16))),
+    "data first": (AxisType.Explicit, lambda x, p: norms(p, x), (P(("data", "model")), COPIED),
+                   (normal(1, 1024, 64), normal(0, 64, 128))),
+}  # fmt: skip
+
+
+@pytest.mark.slow(after=2)
+@pytest.mark.parametrize("name", ON_MESHES)
+def test_a_function_on_a_mesh_in_chunks_of_what_a_device_has(name):
+    kind, fn, specs, args = ON_MESHES[name]
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
+    args = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(args, specs, strict=True)]
+    with jax.set_mesh(mesh):
+        plan = jrc.plan(fn, *args, budget=0.3, argnums=None)
+        found = jax.jit(plan.apply(fn))(*args)
+        wanted = jax.jit(fn)(*args)
+    baseline = plan.candidates[0].verified.peak_bytes
+    assert plan.verified.peak_bytes <= plan.budget < baseline / 2
+    assert all("data" in each.names for chunks in plan.chunks for each in chunks.shards)
+    assert plan.chunks and all(chunks.shards for chunks in plan.chunks)
+    assert jrc.Plan.from_json(plan.to_json()) == plan
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-6 * np.max(np.abs(b)), rtol=0)
+
+
+def test_constants_and_counts_beside_data_on_explicit_axes():
+    """Outside of `jax.set_mesh` what is made inside lies on no mesh; XLA splits it all the same."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    table = normal(3, 64, 2048)
+
+    def numbered(x):
+        scores = jax.nn.softmax(jnp.tanh(x @ table), axis=1)
+        return jnp.max(scores * jnp.arange(x.shape[0])[:, None], axis=1)
+
+    x = jax.device_put(normal(1, 2048, 64), NamedSharding(mesh, P("data")))
+    plan = jrc.plan(numbered, x, budget=0.3, argnums=None)
+    assert [each.names for chunks in plan.chunks for each in chunks.shards] == [("data",)]
+    found, wanted = jax.jit(plan.apply(numbered))(x), jax.jit(numbered)(x)
+    np.testing.assert_allclose(found, wanted, atol=3e-6 * np.max(np.abs(wanted)), rtol=0)
 
 
 def test_what_does_not_fit_in_chunks_either():

@@ -18,6 +18,7 @@ from jrc._jaxpr import (
     walk,
 )
 from jrc._specs import axes_of, number_of_shards, spec_of
+from jrc._tree import split
 from jrc.remat._gradient.compiled_memory import bytes_on_device
 
 
@@ -66,3 +67,36 @@ def split_values(
             data.append(v)
             names |= {name: sizes[name] for name in axes_of(spec) if sizes.get(name, 1) > 1}
     return SplitValues(program, given, data, names) if given else None
+
+
+def split_values_of_call(
+    program: Program, args: Sequence[Any], closed: int = 0
+) -> SplitValues | None:
+    """Return how the values of a function's program are split, where none is differentiated.
+
+    Arguments whose arrays are split along their first axis alone, and all of one size, are data.
+    Where these sizes differ, the last argument's are: parameters come first.
+
+    Args:
+        program: The program, without `jit` calls.
+        args: The arguments of the function.
+        closed: How many arrays it closes over; they are the program's first inputs.
+    """
+    arrays = [split(each)[0] for each in args]
+    sizes = [_size_of_data(each) for each in arrays]
+    size = next(filter(None, reversed(sizes)), None)
+    inputs: list[Any] = list(program.jaxpr.invars[:closed])
+    parameters = set(range(closed))
+    for each, found in zip(arrays, sizes, strict=True):
+        if found is None or found != size:
+            parameters.update(range(len(inputs), len(inputs) + len(each)))
+        inputs += each
+    return split_values(program, inputs, parameters)
+
+
+def _size_of_data(arrays: Iterable[Any]) -> int | None:
+    """The size of the first axis, where arrays that are split are split along it alone."""
+    specs = [(array, spec_of(array)) for array in arrays]
+    split_ones = [(array, spec) for array, spec in specs if axes_of(spec)]
+    found = {array.shape[0] if len(spec) == 1 else None for array, spec in split_ones}
+    return found.pop() if len(found) == 1 else None
