@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn, jaxpr_as_fun
 
 Run = Callable[..., Sequence[Any]]
 
@@ -82,6 +82,42 @@ def with_inner_program(eqn: JaxprEqn, jaxpr: Jaxpr) -> JaxprEqn:
 def mesh_of_shard_map(eqn: JaxprEqn) -> Any:
     """Return the mesh of a `shard_map`, `None` for any other equation."""
     return eqn.params["mesh"] if eqn.primitive.name == "shard_map" else None
+
+
+def is_manual(eqn: JaxprEqn) -> bool:
+    """Return whether a `shard_map` leaves no axis of its mesh to XLA."""
+    mesh, names = eqn.params["mesh"], eqn.params["newly_manual_axes"]
+    return all(mesh.shape[name] == 1 for name in (*mesh.auto_axes, *mesh.explicit_axes)
+               if name not in names)  # fmt: skip
+
+
+def with_mapped_program(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> JaxprEqn:
+    """Return a `shard_map` with another program for each device, of the same inputs and results.
+
+    Args:
+        eqn: The `shard_map`.
+        run: From the jaxpr that each device runs to what runs in its place. It is called while
+            the axes of the mesh have names, which collectives need.
+    """
+    mapped = _shard_map(eqn, lambda jaxpr: lambda *shards: run(jaxpr)(*shards))
+    new = jax.make_jaxpr(mapped)(*(x.aval for x in eqn.invars))
+    (made,) = new.eqns
+    return made.replace(invars=eqn.invars, outvars=eqn.outvars)
+
+
+def in_shard_map[T](eqn: JaxprEqn, visit: Callable[[Jaxpr], T]) -> T:
+    """Return what `visit` makes of the jaxpr that each device of a `shard_map` runs.
+
+    It is called while the axes of the mesh have names.
+    """
+    found: list[T] = []
+
+    def run(jaxpr: Jaxpr) -> Run:
+        found.append(visit(jaxpr))
+        return jaxpr_as_fun(jaxpr)
+
+    with_mapped_program(eqn, run)
+    return found[0]
 
 
 def _same_rank(outer: Sequence[Any], inner: Sequence[Any]) -> int:

@@ -94,7 +94,7 @@ def _tangents_of(eqn: JaxprEqn) -> Jaxpr:
         results, made = jax.jvp(_of_operands(eqn, primals, floating), given, list(tangents))
         return results, [t for x, t in zip(results, made, strict=True) if is_floating(x)]
 
-    whole = [abstract(x) for x in eqn.invars]
+    whole = [x.aval for x in eqn.invars]
     return jax.make_jaxpr(derivative)(whole, [whole[i] for i in floating])
 
 
@@ -122,8 +122,8 @@ def _cotangents_by(eqn: JaxprEqn, floating: Sequence[int]) -> Cotangents:
         merged = [next(floats) if is_floating(x.aval) else next(rest) for x in eqn.outvars]
         return merged, vjp(list(cotangents))
 
-    given = [abstract(x) for x in eqn.invars]
-    of_results = [abstract(eqn.outvars[i]) for i in floating_positions(eqn.outvars)]
+    given = [x.aval for x in eqn.invars]
+    of_results = [eqn.outvars[i].aval for i in floating_positions(eqn.outvars)]
     program = Program(inline_all(jax.make_jaxpr(derivative)(given, of_results)))
     results, made = program.jaxpr.outvars[: len(eqn.outvars)], program.jaxpr.outvars
     pairs = zip(floating, made[len(eqn.outvars) :], strict=True)

@@ -46,7 +46,7 @@ class Chunks:
     """A region of a program that runs in chunks.
 
     Attributes:
-        path: The loops around it, each as the position of its equation.
+        path: The loops around it, or a `shard_map`, each as the position of its equation.
         equations: The equations of the region, by position.
         cut: The values that enter in slices, each with its axis.
         chunks: How many chunks.
@@ -82,7 +82,7 @@ class Chunks:
 def chunks_table(chunks: Sequence[Chunks]) -> Grid:
     """Return a table of regions in chunks, with the widest value of each."""
     rows = [
-        (each.name, memory_text(each.bytes), str(each.chunks), "in a loop" if each.path else "")
+        (each.name, memory_text(each.bytes), str(each.chunks), "inside" if each.path else "")
         for each in chunks
     ]
     return Grid(("in chunks", "whole", "chunks", ""), rows)

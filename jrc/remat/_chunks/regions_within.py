@@ -21,8 +21,10 @@ from jrc._jaxpr import (
     SplitValues,
     copy_for_readers,
     early_slices,
+    in_shard_map,
     inlined_program,
     inner_program,
+    is_manual,
     label,
     nbytes,
     primitive_name,
@@ -43,7 +45,11 @@ _LARGE = 2**24
 
 
 def chunks_within(
-    program: Program, narrow: int, most_bytes: int, split: SplitValues | None = None
+    program: Program,
+    narrow: int,
+    most_bytes: int,
+    split: SplitValues | None = None,
+    devices: int = 1,
 ) -> list[Chunks]:
     """Return regions around all values wider than some bytes, in chunks.
 
@@ -53,8 +59,9 @@ def chunks_within(
         most_bytes: Bytes of the widest moment inside of a chunk, about; a region that needs no more
             as a whole stays whole.
         split: As for `regions_within`.
+        devices: Likewise.
     """
-    regions = regions_within(program, narrow, split=split)
+    regions = regions_within(program, narrow, split=split, devices=devices)
     found = [each.chunks(most_bytes) for each in regions]
     return [each for each in found if each is not None]
 
@@ -66,7 +73,8 @@ class RegionInside:
     Attributes:
         program: The program that it is of.
         region: The region.
-        path: The loops around it, each as the position of its equation.
+        path: The loops around it, or a `shard_map`, each as the position of its equation.
+        devices: Over how many devices the program's values are split: one inside of a `shard_map`.
         parts: How devices split it, the outermost first.
         slices: Into how many slices each part may be cut at most.
         copies: The equations of the program that are copied for readers, as in `Chunks`.
@@ -75,6 +83,7 @@ class RegionInside:
     program: Program
     region: Region
     path: tuple[int, ...]
+    devices: int
     parts: tuple[PartsOf, ...]
     slices: int
     copies: Copies = ()
@@ -83,13 +92,14 @@ class RegionInside:
         """Return the region in chunks of about so many bytes; `None` where it needs no more.
 
         Args:
-            most_bytes: Bytes of a chunk, on all devices together.
+            most_bytes: Bytes of a chunk, on one device.
         """
         # Each chunk reads all of what it reads whole, which should be less than what it makes.
         devices = math.prod(each.parts for each in self.parts)
         whole = devices * sum(nbytes(v.aval) for v in self.region.slices.whole)
         most = self.region.bytes / max(whole, _LARGE * devices)
-        count = chunk_count(self.slices, self.region.bytes / most_bytes, most)
+        size = self.region.bytes / (most_bytes * self.devices)
+        count = chunk_count(self.slices, size, most)
         if count < 2:
             return None
         chunks = chunks_of(self.program, self.region, count, self.path, self.parts)
@@ -101,19 +111,26 @@ def regions_within(
     narrow: int,
     around_loops: bool = True,
     split: SplitValues | None = None,
+    devices: int = 1,
 ) -> list[RegionInside]:
     """Return the regions around all values wider than some bytes, those in loops too.
 
+    Inside of a `shard_map` they are of what one device has.
+
     Args:
         program: The program, without `jit` calls.
-        narrow: Bytes of the widest value that stays whole, on all devices together.
+        narrow: Bytes of the widest value that stays whole, on one device.
         around_loops: Whether a region may hold a loop that has regions inside; such a loop has
             none then.
-        split: How devices split the values; `None` on one device.
+        split: How devices split the values; `None` on one device, or where that is not known.
+        devices: Over how many devices the values are split.
     """
     program, split = _with_early_slices(program, split)
-    search = _RegionSearch(narrow, around_loops)
+    search = _RegionSearch(narrow, around_loops, devices)
     found = list(search.within(program, split, ()))
+    if devices > 1 and split is None:
+        return found
+    narrow *= devices
     whole = _wide_outside(program, narrow, found)
     for apart in (False, True):
         if not whole:
@@ -150,32 +167,46 @@ class _RegionSearch:
 
     narrow: int
     around_loops: bool
+    devices: int
 
     def within(
         self, program: Program, split: SplitValues | None, path: tuple[int, ...]
     ) -> Iterator[RegionInside]:
+        inner = {"scan": self._in_loop, "shard_map": self._in_shard_map}
         loops = {
-            p: list(self._in_loop(eqn, split, (*path, p)))
+            p: inner[name](eqn, split, (*path, p))
             for p, eqn in enumerate(program.eqns)
-            if primitive_name(eqn) == "scan"
+            if (name := primitive_name(eqn)) in inner
         }
         apart = () if self.around_loops else [p for p, inside in loops.items() if inside]
         held: set[int] = set()
-        devices = _Devices(program, split)
-        for region in wide_regions(devices.part, self.narrow, apart, devices.lies_across):
-            found = devices.placed(region, path)
-            if found is not None:
-                yield found
-                held.update(region.equations)
+        if self.devices == 1 or split is not None:  # else slices might be cut across devices
+            devices = _Devices(program, split, self.devices)
+            narrow = self.narrow * self.devices
+            for region in wide_regions(devices.part, narrow, apart, devices.lies_across):
+                found = devices.placed(region, path)
+                if found is not None:
+                    yield found
+                    held.update(region.equations)
         for p, inside in loops.items():
             if p not in held:
                 yield from inside
 
     def _in_loop(
         self, eqn: Any, split: SplitValues | None, path: tuple[int, ...]
-    ) -> Iterator[RegionInside]:
+    ) -> list[RegionInside]:
         body = inlined_program(inner_program(eqn))
-        return self.within(body, split and split.inside(eqn, body), path)
+        return list(self.within(body, split and split.inside(eqn, body), path))
+
+    def _in_shard_map(
+        self, eqn: Any, split: SplitValues | None, path: tuple[int, ...]
+    ) -> list[RegionInside]:
+        if not is_manual(eqn):
+            return []
+        search = dataclasses.replace(self, devices=1)
+        return in_shard_map(
+            eqn, lambda jaxpr: list(search.within(inlined_program(jaxpr), None, path))
+        )
 
 
 def region_of_loss(program: Program, narrow: int, split: SplitValues | None) -> RegionInside | None:
@@ -186,7 +217,7 @@ def region_of_loss(program: Program, narrow: int, split: SplitValues | None) -> 
         narrow: Bytes of the widest value that may enter or leave it.
         split: How devices split the values; `None` on one device.
     """
-    devices = _Devices(*_with_early_slices(program, split))
+    devices = _Devices(*_with_early_slices(program, split), 1)
     region = region_of_widest(devices.part, narrow, devices.lies_across)
     return None if region is None else devices.placed(region, ())
 
@@ -205,8 +236,8 @@ class _Devices:
         part: The program without the mesh axes that split data.
     """
 
-    def __init__(self, program: Program, split: SplitValues | None) -> None:
-        self._split = split
+    def __init__(self, program: Program, split: SplitValues | None, count: int) -> None:
+        self._split, self._count = split, count
         self.part = without_mesh_axes(program, split.names) if split else program
         self._original = same_values(self.part, program)
 
@@ -238,7 +269,7 @@ class _Devices:
         """Return a region with how devices split it; `None` if slices would lie across them."""
         slices = region.slices
         if self._split is None:
-            return RegionInside(self.part, region, path, (), slices.parts)
+            return RegionInside(self.part, region, path, self._count, (), slices.parts)
         alone, axes = region_alone(slices, region.results)
         parts = parts_of([self._original[v] for v in alone.jaxpr.invars], self._split)
         try:
@@ -253,7 +284,9 @@ class _Devices:
         along = set().union(*(self._names(v, at) for v, at in slices.axes.items()))
         if not along <= known or sharded.slices.parts < 2:
             return None
-        return RegionInside(self.part, region, path, sharded.parts, sharded.slices.parts)
+        return RegionInside(
+            self.part, region, path, self._count, sharded.parts, sharded.slices.parts
+        )
 
 
 def chunks_of(

@@ -35,6 +35,7 @@ from jrc._jaxpr import (
     shape_of,
     sliced,
     with_inner_program,
+    with_mapped_program,
     without_mesh_axes,
 )
 from jrc.remat._chunks.chunks import Chunks, Place, SplitAxis
@@ -226,16 +227,23 @@ def _with_shared(
 
 
 def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]]) -> Any:
-    """The program in which the bodies of some loops have regions in chunks."""
+    """The program in which loops, or the parts of a `shard_map`, have regions in chunks."""
     eqns = list(program.eqns)
     for p, choices in loops.items():
-        if p >= len(eqns) or primitive_name(eqns[p]) != "scan":
+
+        def of(jaxpr: Any, choices: Sequence[Chunks] = choices) -> Callable[..., list[Any]]:
+            body = inlined_program(jaxpr)
+            return _in_chunks(body, choices, body.jaxpr.outvars)
+
+        kind = primitive_name(eqns[p]) if p < len(eqns) else ""
+        if kind == "shard_map":
+            eqns[p] = with_mapped_program(eqns[p], of)
+        elif kind == "scan":
+            body = inner_program(eqns[p])
+            avals: list[Any] = [v.aval for v in body.invars]
+            eqns[p] = with_inner_program(eqns[p], jax.make_jaxpr(of(body))(*avals))
+        else:
             raise ValueError(f"equation {p} is no loop")
-        body = inlined_program(inner_program(eqns[p]))
-        avals: list[Any] = [v.aval for v in body.jaxpr.invars]
-        run = _in_chunks(body, choices, body.jaxpr.outvars)
-        new = jax.make_jaxpr(run)(*avals)
-        eqns[p] = with_inner_program(eqns[p], new)
     return program.jaxpr.replace(eqns=eqns)
 
 

@@ -5,10 +5,8 @@ stay. What the derivative of one saves besides its operands is counted by asking
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
-
-import jax
 
 from jrc._jaxpr import (
     UNKNOWN,
@@ -17,13 +15,13 @@ from jrc._jaxpr import (
     can_rebuild,
     evaluate,
     facts_of,
+    in_shard_map,
     inlined_program,
     inner_programs,
     is_variable,
     loop_parts,
     place,
     primitive_name,
-    rebuild,
     repeats,
 )
 from jrc._text import memory_text
@@ -154,24 +152,11 @@ class _Walker:
             )
 
         if primitive_name(eqn) == "shard_map":
-            _in_mesh(eqn, lambda jaxpr: visit(0, jaxpr))
+            in_shard_map(eqn, lambda jaxpr: visit(0, jaxpr))
         else:
             for b, jaxpr in enumerate(inner_programs(eqn)):
                 visit(b, jaxpr)
         yield from collected
-
-
-def _in_mesh(eqn: Any, visit: Callable[[Any], None]) -> None:
-    """Visit the program of a `shard_map` while the axes of its mesh have names."""
-
-    def run(jaxpr: Any) -> Any:
-        def call(*inputs: Any) -> Any:
-            visit(jaxpr)
-            return evaluate(jaxpr)(*inputs)
-
-        return call
-
-    jax.make_jaxpr(rebuild(eqn, run))(*(x.aval for x in eqn.invars))
 
 
 def _opaque(program: Program, p: int, active: Collection[Any], times: int) -> Opaque:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrc._errors import name_of, named_like
+from jrc._errors import name_of
 from jrc._jaxpr import SplitValues, flops, nbytes
 from jrc._targets import (
     Target,
@@ -164,10 +164,8 @@ class PlannerAsItIs:
     def _in_chunks(self, budget: int, share: float) -> _Form:
         whole = self.baseline.cost
         of_chunk = int(share * (budget - whole.peak + whole.temporaries))
-        most_bytes = self.parts * max(of_chunk, SETTINGS.least_chunk)
-        if self.parts > 1 and self.split is None:
-            return self.baseline  # slices would be cut across devices
-        chunks = chunks_within(self.traced.program, most_bytes, most_bytes, self.split)
+        most_bytes = max(of_chunk, SETTINGS.least_chunk)
+        chunks = chunks_within(self.traced.program, most_bytes, most_bytes, self.split, self.parts)
         return self._form(tuple(chunks)) if chunks else self.baseline
 
     def _form(self, chunks: tuple[Chunks, ...]) -> _Form:
@@ -181,10 +179,10 @@ class PlannerAsItIs:
             fn = chunked_function(fn, chunks, respect_checkpoints=True, digest=self.digest)
         traced = traced_for_plan(fn, self.args, {}, respect_checkpoints=True)
 
-        @named_like(self.fn)
         def run(*arrays: Any) -> list[Any]:
             return split(fn(*self.skeleton.fill(arrays)))[0]
 
+        run.__name__ = name_of(self.fn)
         with warnings.catch_warnings():
             # That no result takes the place of a donated array is no news to the function's user.
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")

@@ -159,7 +159,7 @@ class _Look:
         best, best_regions = without, list[RegionInside]()
         goes_on = self.wanted.is_urgent and math.isinf(without)
         for regions in _distinct_regions(values_of, self.temporaries, may_be_all):
-            ways = _fewer_bytes(regions, self.temporaries, values_of.devices)
+            ways = _fewer_bytes(regions, self.temporaries)
             cost = self._at(((*values_of.chunks, *each) for each in ways), without)
             is_worse = best <= cost < math.inf and not goes_on
             if cost < best:
@@ -167,7 +167,7 @@ class _Look:
             if is_worse or best <= self.cheap or not self.left:
                 break
         if self.wanted.leanest:
-            smallest = _in_chunks_of(best_regions, SETTINGS.least_chunk * values_of.devices)
+            smallest = _in_chunks_of(best_regions, SETTINGS.least_chunk)
             self._at([(*values_of.chunks, *smallest)] if smallest else [])
         return best
 
@@ -188,11 +188,9 @@ def _distinct_regions(
     """The regions around values wider than each share of the bytes, where they are others."""
     found: set[Any] = set()
     program = problem.function.traced.program
-    if problem.devices > 1 and problem.split is None:
-        return  # slices might be cut across devices
     for share, around in itertools.product(SETTINGS.chunk_shares, sorted({False, may_be_all})):
-        narrow = max(int(share * temporaries), SETTINGS.least_chunk) * problem.devices
-        regions = regions_within(program, narrow, around, problem.split)
+        narrow = max(int(share * temporaries), SETTINGS.least_chunk)
+        regions = regions_within(program, narrow, around, problem.split, problem.devices)
         is_all = any(
             not x.path and holds_all(problem, x.program, x.region.equations) for x in regions
         )
@@ -202,13 +200,11 @@ def _distinct_regions(
             yield regions
 
 
-def _fewer_bytes(
-    regions: Sequence[RegionInside], temporaries: int, devices: int
-) -> Iterator[tuple[Chunks, ...]]:
+def _fewer_bytes(regions: Sequence[RegionInside], temporaries: int) -> Iterator[tuple[Chunks, ...]]:
     """Regions with fewer and fewer bytes a chunk; those that need no more stay whole."""
     before = None
     for size in SETTINGS.chunk_sizes:
-        most_bytes = max(int(size * temporaries), SETTINGS.least_chunk) * devices
+        most_bytes = max(int(size * temporaries), SETTINGS.least_chunk)
         chunks = _in_chunks_of(regions, most_bytes)
         if chunks and chunks != before:
             yield chunks

@@ -7,16 +7,14 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jrc._jaxpr import (
     Program,
-    evaluate,
+    in_shard_map,
     inlined_program,
     is_variable,
     primitive_name,
-    rebuild,
     repeats,
 )
 from jrc._tree import is_floating
@@ -152,26 +150,19 @@ def _shard_map_options(
 ) -> list[Option]:
     """Options of a `shard_map`, whose sizes are those of one device's part."""
     eqn = program.eqns[program.steps[k]]
-    found: list[Option] = []
 
-    def run(jaxpr: Any) -> Any:
-        def call(*inputs: Any) -> Any:
-            # The mesh axes have names only while the body is traced; collectives need them.
-            body = inlined_program(jaxpr)
-            pairs = zip(body.jaxpr.invars, eqn.invars, strict=True)
-            perturbed = [v for v, x in pairs if is_variable(x) and x in active]
-            most = SETTINGS.mapped_options
-            _, _, options = front(body, perturbed, body.jaxpr.outvars, most=most)
-            found[:] = [
-                dataclasses.replace(each, make_decision=functools.partial(_mapped, k, each))
-                for each in options
-            ]
-            return evaluate(jaxpr)(*inputs)
+    def options(jaxpr: Any) -> list[Option]:
+        body = inlined_program(jaxpr)
+        pairs = zip(body.jaxpr.invars, eqn.invars, strict=True)
+        perturbed = [v for v, x in pairs if is_variable(x) and x in active]
+        most = SETTINGS.mapped_options
+        _, _, found = front(body, perturbed, body.jaxpr.outvars, most=most)
+        return found
 
-        return call
-
-    jax.make_jaxpr(rebuild(eqn, run))(*(x.aval for x in eqn.invars))
-    return found
+    return [
+        dataclasses.replace(each, make_decision=functools.partial(_mapped, k, each))
+        for each in in_shard_map(eqn, options)
+    ]
 
 
 def _mapped(k: int, body: Option) -> Mapped:
