@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from jrc._jaxpr.atoms import abstract, is_variable
+from jrc._jaxpr.atoms import is_variable
 from jrc._jaxpr.equations import inner_program, inner_programs, walk
 from jrc._jaxpr.inline import inline_all
 from jrc._jaxpr.primitives import is_linear_in, primitive_name

@@ -46,8 +46,9 @@ class Chunks:
     """A region of a program that runs in chunks.
 
     Attributes:
-        path: The loops around it, or a `shard_map`, each as the position of its equation.
-        equations: The equations of the region, by position.
+        path: The loops around it, or a `shard_map`, each as the number of its equation.
+        equations: The equations of the region, by number: casts, which there are only inside of a
+            `shard_map`, are not counted.
         cut: The values that enter in slices, each with its axis.
         chunks: How many chunks.
         shape: The shape of its widest value.

@@ -38,6 +38,7 @@ from jrc.remat._chunks.chunks import Chunks, Shards, SplitAxis
 from jrc.remat._chunks.copies import Copies, copies_of_wide
 from jrc.remat._chunks.counts import chunk_count
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_alone, sharded_region
+from jrc.remat._chunks.numbering import numbered_copies, without_casts
 from jrc.remat._chunks.regions import Region, region_of_widest, wide_regions
 
 _LARGE = 2**24
@@ -73,7 +74,7 @@ class RegionInside:
     Attributes:
         program: The program that it is of.
         region: The region.
-        path: The loops around it, or a `shard_map`, each as the position of its equation.
+        path: The loops around it, or a `shard_map`, each as the number of its equation.
         devices: Over how many devices the program's values are split: one inside of a `shard_map`.
         parts: How devices split it, the outermost first.
         slices: Into how many slices each part may be cut at most.
@@ -135,27 +136,32 @@ def regions_within(
     for apart in (False, True):
         if not whole:
             break
-        copied = copies_of_wide(program, narrow, _held(found) if not apart else (), apart)
+        copied = copies_of_wide(program, narrow, _held(program, found) if not apart else (), apart)
         if not copied:
             continue
         new = copy_for_readers(program, copied)
         more = list(search.within(new, split and split.of_program(new), ()))
         left = _wide_outside(new, narrow, more)
         if left < whole:
-            copies = tuple((reader, tuple(chain)) for reader, chain in copied.items())
+            copies = numbered_copies(program, copied)
             found = [dataclasses.replace(each, copies=copies) for each in more]
             whole = left
     return found
 
 
-def _held(regions: Sequence[RegionInside]) -> set[int]:
+def _held(program: Program, regions: Sequence[RegionInside]) -> set[int]:
     """The equations of regions, and loops that have regions inside."""
-    return {p for each in regions for p in (each.path[:1] or each.region.equations)}
+    return {
+        p
+        for each in regions
+        for p in (map(program.steps.__getitem__, each.path[:1]) if each.path
+                  else each.region.equations)
+    }  # fmt: skip
 
 
 def _wide_outside(program: Program, narrow: int, regions: Sequence[RegionInside]) -> int:
     """Bytes of the wide values that no region makes."""
-    held = _held(regions)
+    held = _held(program, regions)
     outside = (p for p, is_live in enumerate(program.live()) if is_live and p not in held)
     made = (nbytes(v.aval) for p in outside for v in program.eqns[p].outvars)
     return sum(size for size in made if size > narrow)
@@ -174,9 +180,9 @@ class _RegionSearch:
     ) -> Iterator[RegionInside]:
         inner = {"scan": self._in_loop, "shard_map": self._in_shard_map}
         loops = {
-            p: inner[name](eqn, split, (*path, p))
-            for p, eqn in enumerate(program.eqns)
-            if (name := primitive_name(eqn)) in inner
+            p: inner[name](program.eqns[p], split, (*path, k))
+            for k, p in enumerate(program.steps)
+            if (name := primitive_name(program.eqns[p])) in inner
         }
         apart = () if self.around_loops else [p for p, inside in loops.items() if inside]
         held: set[int] = set()
@@ -321,7 +327,7 @@ def chunks_of(
         )
         for each in parts
     )
-    return Chunks(
+    chunks = Chunks(
         path,
         region.equations,
         tuple((*_place(program, v), axis) for v, axis in region.inputs.items()),
@@ -332,6 +338,7 @@ def chunks_of(
         nbytes(wide.aval),
         shards=shards,
     )
+    return without_casts(program, chunks)
 
 
 def _place(program: Program, v: Any) -> tuple[int, int]:

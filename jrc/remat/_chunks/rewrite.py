@@ -12,7 +12,7 @@ True
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +40,7 @@ from jrc._jaxpr import (
 )
 from jrc.remat._chunks.chunks import Chunks, Place, SplitAxis
 from jrc.remat._chunks.in_shards import PartsOf, ShardedRegion, region_alone
+from jrc.remat._chunks.numbering import copies_with_casts, with_casts
 from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is, run_in_chunks
 from jrc.remat._gradient.activity import active_variables
 
@@ -63,7 +64,7 @@ def in_chunks(
     program = early_slices(program)
     copies = choices[0].copies if choices else ()
     if copies:
-        program = copy_for_readers(program, dict(copies))
+        program = copy_for_readers(program, copies_with_casts(program, copies))
     return _in_chunks(program, choices, program.jaxpr.outvars[:1], plan_one)
 
 
@@ -81,15 +82,23 @@ def _in_chunks(
             inner = dataclasses.replace(each, path=each.path[1:])
             loops.setdefault(each.path[0], []).append(inner)
     program = Program(_with_loops(program, loops))
+    here = [_with_casts(program, each) for each in here]
     part = without_mesh_axes(program, {name for x in here for y in x.shards for name in y.names})
     original = same_values(part, program)
     regions = _with_shared(here, [region_of(part, each) for each in here])
     order = _order(part, here, [slices for slices, _ in regions])
-    active = active_variables(part, part.jaxpr.invars, [
-        v for v, w in original.items() if w in set(filter(is_variable, differentiated))
-    ])  # fmt: skip
+    wanted = set(filter(is_variable, differentiated))
+    ends = [v for v, w in original.items() if w in wanted]
+    active = active_variables(part, part.jaxpr.invars, ends)
     runs = [
-        _region_run(part, choice, slices, results, plan_one, active)
+        _region_run(
+            part,
+            choice,
+            slices,
+            results,
+            plan_one,
+            differentiated_outside(part, choice.equations, active, ends),
+        )
         for choice, (slices, results) in zip(here, regions, strict=True)
     ]
 
@@ -116,14 +125,14 @@ def _region_run(
     slices: Slices,
     results: Sequence[Any],
     plan_one: PlanOne,
-    active: Set[Any],
+    differentiated: Set[Any],
 ) -> Callable[[Mapping[Any, Any]], list[Any]]:
     """From the values of a program to the results of one of its regions."""
 
     def in_chunks(
         slices: Slices, values: Mapping[Any, Any], made: Sequence[Any], which: Sequence[int]
     ) -> list[Any]:
-        wanted = {v for v, i in zip(made, which, strict=True) if results[i] in active}
+        wanted = {v for v, i in zip(made, which, strict=True) if results[i] in differentiated}
         loss = None if choice.loss is None else list(which).index(choice.loss)
         return run_in_chunks(slices, choice.chunks, values, made, False, plan_one, loss, wanted)
 
@@ -131,6 +140,30 @@ def _region_run(
         return lambda values: in_chunks(slices, values, results, range(len(results)))
     alone, region = _sharded(program, choice, slices, results)
     return lambda values: region.run([values[v] for v in alone.jaxpr.invars], in_chunks)
+
+
+def differentiated_outside(
+    program: Program, equations: Collection[int], active: Set[Any], ends: Iterable[Any]
+) -> set[Any]:
+    """Return the values that are differentiated outside of a region, or in another.
+
+    What is read inside alone, or only returned beside a loss, is not.
+
+    Args:
+        program: The program.
+        equations: Those of the region.
+        active: What depends on differentiated inputs, and what is differentiated on it.
+        ends: The results that are differentiated.
+    """
+    inside = set(equations)
+    read = {
+        x
+        for p, eqn in enumerate(program.eqns)
+        if p not in inside and not active.isdisjoint(eqn.outvars)
+        for x in eqn.invars
+        if is_variable(x)
+    }
+    return read.union(ends) & active
 
 
 def _sharded(
@@ -180,6 +213,7 @@ def one_chunk_of(program: Program, choice: Chunks, inputs: Iterable[Any]) -> One
     """
     program = early_slices(program)
     part = without_mesh_axes(program, {name for each in choice.shards for name in each.names})
+    choice = _with_casts(part, choice)
     slices, results = region_of(part, choice)
     found = active_variables(program, inputs, program.jaxpr.outvars[:1])
     active = {v for v, w in same_values(part, program).items() if w in found}
@@ -229,7 +263,8 @@ def _with_shared(
 def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]]) -> Any:
     """The program in which loops, or the parts of a `shard_map`, have regions in chunks."""
     eqns = list(program.eqns)
-    for p, choices in loops.items():
+    for k, choices in loops.items():
+        p = program.steps[k] if k < len(program.steps) else len(eqns)
 
         def of(jaxpr: Any, choices: Sequence[Chunks] = choices) -> Callable[..., list[Any]]:
             body = inlined_program(jaxpr)
@@ -275,6 +310,13 @@ def region_of(program: Program, choice: Chunks) -> tuple[Slices, list[Any]]:
     if not is_cut or any(v not in slices.made for v in results):
         raise _another(choice)
     return slices, results
+
+
+def _with_casts(program: Program, choice: Chunks) -> Chunks:
+    try:
+        return with_casts(program, choice)
+    except IndexError as error:
+        raise _another(choice) from error
 
 
 def _another(choice: Chunks) -> ValueError:

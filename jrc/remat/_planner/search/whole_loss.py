@@ -21,7 +21,6 @@ from jrc._jaxpr import (
     abstract,
     early_slices,
     evaluate,
-    is_variable,
     nbytes,
     slice_program,
 )
@@ -29,7 +28,7 @@ from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.counts import divisors, sizes
 from jrc.remat._chunks.regions import Region
 from jrc.remat._chunks.regions_within import chunks_of, region_of_loss
-from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
+from jrc.remat._chunks.rewrite import differentiated_outside, in_chunks, one_chunk_of
 from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised
 from jrc.remat._gradient.activity import active_variables
 from jrc.remat._gradient.residuals import residuals_and_gradient
@@ -111,15 +110,7 @@ def _loss(program: Program, region: Region) -> int | None:
     slices, (out, *_) = region.slices, program.jaxpr.outvars
     inputs = Inputs([v.aval for v in slices.whole], [v.aval for v, _ in slices.given])
     active = active_variables(program, program.jaxpr.invars, [out])
-    inside = set(region.equations)
-    outside = {
-        x
-        for p, eqn in enumerate(program.eqns)
-        if p not in inside and not active.isdisjoint(eqn.outvars)
-        for x in eqn.invars
-        if is_variable(x)
-    }
-    read = {v for v in active if v in outside or v is out}
+    read = differentiated_outside(program, region.equations, active, [out])
     found = [i for i, v in enumerate(region.results) if v in read]
     are_sums = all(v in slices.sums for v in region.results)
     eqns = [program.eqns[p] for p in region.equations]
