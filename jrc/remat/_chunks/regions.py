@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from jrc._jaxpr import (
@@ -42,6 +42,7 @@ from jrc._jaxpr import (
 )
 from jrc._tree import is_floating
 from jrc.remat._chunks.turns import can_run_in_turn
+from jrc.remat._gradient.activity import differentiated_outside
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,6 +82,7 @@ def wide_regions(
     narrow: int,
     apart: Iterable[int] = (),
     lies_across: Callable[[Any, int], bool] = _nowhere,
+    ends: Collection[Any] | None = None,
 ) -> list[Region]:
     """Return regions that share no equation, around every value that is wider than `narrow` bytes.
 
@@ -89,6 +91,7 @@ def wide_regions(
         narrow: Bytes of the widest value that may enter or leave a region.
         apart: Equations that stay outside of all regions; what they read and make may be wide.
         lies_across: Of a value and an axis, whether slices along it would lie across devices.
+        ends: The results that are differentiated; by default all.
     """
     found: list[Region] = []
     live = program.live()
@@ -99,7 +102,7 @@ def wide_regions(
         for v in eqn.outvars
         if nbytes(v.aval) > narrow
     ]
-    limits = _Limits(program, narrow, frozenset(apart), lies_across)
+    limits = _Limits(program, narrow, frozenset(apart), lies_across, ends)
     taken = limits.taken
     for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
         if -p not in taken and -p not in limits.apart:
@@ -133,7 +136,10 @@ def _with_another(
 
 
 def region_of_widest(
-    program: Program, narrow: int, lies_across: Callable[[Any, int], bool] = _nowhere
+    program: Program,
+    narrow: int,
+    lies_across: Callable[[Any, int], bool] = _nowhere,
+    ends: Collection[Any] | None = None,
 ) -> Region | None:
     """Return the region around the widest value; `None` if there is none.
 
@@ -141,13 +147,14 @@ def region_of_widest(
         program: The program, without `jit` calls.
         narrow: Bytes of the widest value that may enter or leave it.
         lies_across: As for `wide_regions`.
+        ends: Likewise.
     """
     live = program.live()
     made = [v for p, eqn in enumerate(program.eqns) if live[p] for v in eqn.outvars]
     widest = max(made, key=lambda v: nbytes(v.aval), default=None)
     if widest is None:
         return None
-    return _best_region(_Limits(program, narrow, lies_across=lies_across), widest)
+    return _best_region(_Limits(program, narrow, lies_across=lies_across, ends=ends), widest)
 
 
 @dataclasses.dataclass(eq=False)
@@ -159,6 +166,7 @@ class _Limits:
         narrow: Bytes of the widest value that may enter or leave.
         apart: Equations that stay outside; what they read and make may be wide.
         lies_across: As for `wide_regions`.
+        ends: Likewise.
         taken: Equations of other regions.
         failed: Values around which there is no region along an axis; no region may make them.
         met: Equations of other regions at which the last growth ended, along any axis.
@@ -168,6 +176,7 @@ class _Limits:
     narrow: int
     apart: Set[int] = frozenset()
     lies_across: Callable[[Any, int], bool] = _nowhere
+    ends: Collection[Any] | None = None
     taken: set[int] = dataclasses.field(default_factory=set)
     failed: set[tuple[Any, int]] = dataclasses.field(default_factory=set)
     met: set[int] = dataclasses.field(default_factory=set)
@@ -341,8 +350,7 @@ class _Growth:
 
         What depends on the region by another way stays outside, and so does what reads that.
         """
-        leaving = self._leaving()
-        sums, late, found = set(leaving), set(), set(self.inside)
+        sums, late, found = set(self._leaving()), set(), set(self.inside)
         for p in range(min(self.inside), len(self.program.eqns)):
             eqn, reads = self.program.eqns[p], set(self.program.reads(p))
             if p in found or sums.isdisjoint(reads) and late.isdisjoint(reads):
@@ -353,8 +361,14 @@ class _Growth:
                 self.inside.add(p)
             else:
                 late.update(eqn.outvars)
-        if len(self._leaving()) >= len(leaving):
+        if self._differentiated(self.inside) >= self._differentiated(found):
             self.inside = found
+
+    def _differentiated(self, inside: Collection[int]) -> int:
+        """How many values of some equations are differentiated outside: each has a gradient."""
+        ends = self.program.jaxpr.outvars if self.limits.ends is None else self.limits.ends
+        found = differentiated_outside(self.program, inside, ends)
+        return sum(v in found for p in inside for v in self.program.eqns[p].outvars)
 
     def _is_product(self, p: int) -> bool:
         eqn = self.program.eqns[p]

@@ -40,6 +40,7 @@ from jrc.remat._chunks.counts import chunk_count
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_alone, sharded_region
 from jrc.remat._chunks.numbering import numbered_copies, without_casts
 from jrc.remat._chunks.regions import Region, region_of_widest, wide_regions
+from jrc.remat._gradient.activity import differentiated_results
 
 _LARGE = 2**24
 """Bytes of a chunk that keep a device busy."""
@@ -113,6 +114,7 @@ def regions_within(
     around_loops: bool = True,
     split: SplitValues | None = None,
     devices: int = 1,
+    ends: Sequence[int] | None = None,
 ) -> list[RegionInside]:
     """Return the regions around all values wider than some bytes, those in loops too.
 
@@ -125,10 +127,11 @@ def regions_within(
             none then.
         split: How devices split the values; `None` on one device, or where that is not known.
         devices: Over how many devices the values are split.
+        ends: Which results are differentiated; by default all.
     """
     program, split = _with_early_slices(program, split)
     search = _RegionSearch(narrow, around_loops, devices)
-    found = list(search.within(program, split, ()))
+    found = list(search.within(program, split, (), ends))
     if devices > 1 and split is None:
         return found
     narrow *= devices
@@ -140,7 +143,7 @@ def regions_within(
         if not copied:
             continue
         new = copy_for_readers(program, copied)
-        more = list(search.within(new, split and split.of_program(new), ()))
+        more = list(search.within(new, split and split.of_program(new), (), ends))
         left = _wide_outside(new, narrow, more)
         if left < whole:
             copies = numbered_copies(program, copied)
@@ -176,20 +179,29 @@ class _RegionSearch:
     devices: int
 
     def within(
-        self, program: Program, split: SplitValues | None, path: tuple[int, ...]
+        self,
+        program: Program,
+        split: SplitValues | None,
+        path: tuple[int, ...],
+        ends: Sequence[int] | None = None,
     ) -> Iterator[RegionInside]:
-        inner = {"scan": self._in_loop, "shard_map": self._in_shard_map}
-        loops = {
-            p: inner[name](program.eqns[p], split, (*path, k))
-            for k, p in enumerate(program.steps)
-            if (name := primitive_name(program.eqns[p])) in inner
-        }
+        results = program.jaxpr.outvars
+        ends = range(len(results)) if ends is None else ends
+        loops = {}
+        for k, p in enumerate(program.steps):
+            eqn, inside = program.eqns[p], (*path, k)
+            if primitive_name(eqn) == "scan":
+                loops[p] = self._in_loop(eqn, split, inside)
+            elif primitive_name(eqn) == "shard_map":
+                of_part = differentiated_results(program, p, [results[i] for i in ends])
+                loops[p] = self._in_shard_map(eqn, of_part, inside)
         apart = () if self.around_loops else [p for p, inside in loops.items() if inside]
         held: set[int] = set()
         if self.devices == 1 or split is not None:  # else slices might be cut across devices
             devices = _Devices(program, split, self.devices)
             narrow = self.narrow * self.devices
-            for region in wide_regions(devices.part, narrow, apart, devices.lies_across):
+            of_part = [devices.part.jaxpr.outvars[i] for i in ends]
+            for region in wide_regions(devices.part, narrow, apart, devices.lies_across, of_part):
                 found = devices.placed(region, path)
                 if found is not None:
                     yield found
@@ -205,13 +217,13 @@ class _RegionSearch:
         return list(self.within(body, split and split.inside(eqn, body), path))
 
     def _in_shard_map(
-        self, eqn: Any, split: SplitValues | None, path: tuple[int, ...]
+        self, eqn: Any, ends: Sequence[int], path: tuple[int, ...]
     ) -> list[RegionInside]:
         if not is_manual(eqn):
             return []
         search = dataclasses.replace(self, devices=1)
         return in_shard_map(
-            eqn, lambda jaxpr: list(search.within(inlined_program(jaxpr), None, path))
+            eqn, lambda jaxpr: list(search.within(inlined_program(jaxpr), None, path, ends))
         )
 
 
@@ -224,7 +236,8 @@ def region_of_loss(program: Program, narrow: int, split: SplitValues | None) -> 
         split: How devices split the values; `None` on one device.
     """
     devices = _Devices(*_with_early_slices(program, split), 1)
-    region = region_of_widest(devices.part, narrow, devices.lies_across)
+    loss = devices.part.jaxpr.outvars[:1]
+    region = region_of_widest(devices.part, narrow, devices.lies_across, loss)
     return None if region is None else devices.placed(region, ())
 
 

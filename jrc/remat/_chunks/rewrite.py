@@ -12,7 +12,8 @@ True
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +43,11 @@ from jrc.remat._chunks.chunks import Chunks, Place, SplitAxis
 from jrc.remat._chunks.in_shards import PartsOf, ShardedRegion, region_alone
 from jrc.remat._chunks.numbering import copies_with_casts, with_casts
 from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is, run_in_chunks
-from jrc.remat._gradient.activity import active_variables
+from jrc.remat._gradient.activity import (
+    active_variables,
+    differentiated_outside,
+    differentiated_results,
+)
 
 
 def in_chunks(
@@ -81,7 +86,7 @@ def _in_chunks(
         if each.path:
             inner = dataclasses.replace(each, path=each.path[1:])
             loops.setdefault(each.path[0], []).append(inner)
-    program = Program(_with_loops(program, loops))
+    program = Program(_with_loops(program, loops, differentiated))
     here = [_with_casts(program, each) for each in here]
     part = without_mesh_axes(program, {name for x in here for y in x.shards for name in y.names})
     original = same_values(part, program)
@@ -89,7 +94,6 @@ def _in_chunks(
     order = _order(part, here, [slices for slices, _ in regions])
     wanted = set(filter(is_variable, differentiated))
     ends = [v for v, w in original.items() if w in wanted]
-    active = active_variables(part, part.jaxpr.invars, ends)
     runs = [
         _region_run(
             part,
@@ -97,7 +101,7 @@ def _in_chunks(
             slices,
             results,
             plan_one,
-            differentiated_outside(part, choice.equations, active, ends),
+            differentiated_outside(part, choice.equations, ends),
         )
         for choice, (slices, results) in zip(here, regions, strict=True)
     ]
@@ -140,30 +144,6 @@ def _region_run(
         return lambda values: in_chunks(slices, values, results, range(len(results)))
     alone, region = _sharded(program, choice, slices, results)
     return lambda values: region.run([values[v] for v in alone.jaxpr.invars], in_chunks)
-
-
-def differentiated_outside(
-    program: Program, equations: Collection[int], active: Set[Any], ends: Iterable[Any]
-) -> set[Any]:
-    """Return the values that are differentiated outside of a region, or in another.
-
-    What is read inside alone, or only returned beside a loss, is not.
-
-    Args:
-        program: The program.
-        equations: Those of the region.
-        active: What depends on differentiated inputs, and what is differentiated on it.
-        ends: The results that are differentiated.
-    """
-    inside = set(equations)
-    read = {
-        x
-        for p, eqn in enumerate(program.eqns)
-        if p not in inside and not active.isdisjoint(eqn.outvars)
-        for x in eqn.invars
-        if is_variable(x)
-    }
-    return read.union(ends) & active
 
 
 def _sharded(
@@ -260,23 +240,30 @@ def _with_shared(
     return found
 
 
-def _with_loops(program: Program, loops: Mapping[int, Sequence[Chunks]]) -> Any:
+def _with_loops(
+    program: Program, loops: Mapping[int, Sequence[Chunks]], differentiated: Sequence[Any]
+) -> Any:
     """The program in which loops, or the parts of a `shard_map`, have regions in chunks."""
     eqns = list(program.eqns)
     for k, choices in loops.items():
         p = program.steps[k] if k < len(program.steps) else len(eqns)
 
-        def of(jaxpr: Any, choices: Sequence[Chunks] = choices) -> Callable[..., list[Any]]:
+        def of(
+            jaxpr: Any, ends: Iterable[int], choices: Sequence[Chunks] = choices
+        ) -> Callable[..., list[Any]]:
             body = inlined_program(jaxpr)
-            return _in_chunks(body, choices, body.jaxpr.outvars)
+            return _in_chunks(body, choices, [body.jaxpr.outvars[i] for i in ends])
 
         kind = primitive_name(eqns[p]) if p < len(eqns) else ""
         if kind == "shard_map":
-            eqns[p] = with_mapped_program(eqns[p], of)
+            ends = differentiated_results(program, p, differentiated)
+            eqns[p] = with_mapped_program(eqns[p], functools.partial(of, ends=ends))
         elif kind == "scan":
             body = inner_program(eqns[p])
             avals: list[Any] = [v.aval for v in body.invars]
-            eqns[p] = with_inner_program(eqns[p], jax.make_jaxpr(of(body))(*avals))
+            eqns[p] = with_inner_program(
+                eqns[p], jax.make_jaxpr(of(body, range(len(body.outvars))))(*avals)
+            )
         else:
             raise ValueError(f"equation {p} is no loop")
     return program.jaxpr.replace(eqns=eqns)

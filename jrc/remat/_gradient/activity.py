@@ -1,6 +1,6 @@
 """Activity analysis: the variables that a derivative flows through."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from jrc._jaxpr import Program, is_variable, stops_gradient
@@ -24,3 +24,39 @@ def active_variables(program: Program, inputs: Iterable[Any], wanted: Iterable[A
         if not useful.isdisjoint(eqn.outvars):
             useful.update(x for x in eqn.invars if is_variable(x))
     return varied & useful
+
+
+def differentiated_outside(
+    program: Program, equations: Collection[int], ends: Iterable[Any]
+) -> set[Any]:
+    """Return the values that are differentiated outside of some equations.
+
+    What is read inside alone, or only returned beside a loss, is not.
+
+    Args:
+        program: The program, differentiated by all its inputs.
+        equations: Some of its equations.
+        ends: The results that are differentiated; literals among them are ignored.
+    """
+    ends = {x for x in ends if is_variable(x)}
+    active, inside = active_variables(program, program.jaxpr.invars, ends), set(equations)
+    read = {
+        x
+        for p, eqn in enumerate(program.eqns)
+        if p not in inside and not active.isdisjoint(eqn.outvars)
+        for x in eqn.invars
+        if is_variable(x)
+    }
+    return (read | ends) & active
+
+
+def differentiated_results(program: Program, p: int, ends: Iterable[Any]) -> list[int]:
+    """Return which results of an equation are differentiated, by their position.
+
+    Args:
+        program: As for `differentiated_outside`.
+        p: The equation.
+        ends: As for `differentiated_outside`.
+    """
+    found = differentiated_outside(program, [p], ends)
+    return [i for i, v in enumerate(program.eqns[p].outvars) if v in found]

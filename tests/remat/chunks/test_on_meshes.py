@@ -125,3 +125,26 @@ def test_regions_inside_of_a_shard_map_that_the_loss_has(name, check_vma):
         assert planned.as_text().count(kind) == plain.as_text().count(kind)
     for a, b in zip(*map(jax.tree.leaves, (plain(*args), planned(*args))), strict=True):
         assert float(jnp.max(jnp.abs(a - b))) <= 4e-6 * float(jnp.max(jnp.abs(a)))
+
+
+@pytest.mark.slow(after=1)
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_plan_of_one_part_is_applied_inside_of_a_shard_map(check_vma):
+    """There the program has casts that it did not have where it was planned."""
+    params = {"a": normal(0, 32, 32, scale=1 / 6), "w": normal(1, 32, 4096, scale=1 / 6)}
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    batch = normal(2, 2048, 32), integers(3, 4096, 2048)
+    plan = jrc.plan(head, params, tuple(x[:512] for x in batch), None, budget="4MiB")
+    assert plan.chunks
+
+    def part(params, batch):
+        gradient = jax.grad(plan.apply(head))(params, batch, None)
+        if check_vma:  # then the derivative of a cast has summed it
+            return jax.tree.map(lambda g: g / 4, gradient)
+        return jax.lax.pmean(gradient, "data")
+
+    specs = (P(), P("data"))
+    run = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=check_vma)
+    found, wanted = jax.jit(run)(params, batch), jax.grad(head)(params, batch, None)
+    for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+        assert float(jnp.max(jnp.abs(a - b))) <= 4e-6 * float(jnp.max(jnp.abs(b)))

@@ -177,5 +177,8 @@ def test_donated_arguments_are_counted_once():
     kept = jrc.plan(jax.jit(step), params, x, argnums=None, budget="1GiB")
     assert kept.verified.peak_bytes == peak
     jax.block_until_ready(plan.apply(donates)(params, x))
+    many = {str(i): x for i in range(3)}  # more donated arrays than the step has arguments
+    decayed = jax.jit(lambda many, x: jax.tree.map(jnp.sin, many), donate_argnums=0)
+    assert jrc.plan(decayed, many, x, argnums=None, budget="1GiB").verified
     static = jax.jit(lambda p, n: p * n, static_argnums=1, donate_argnums=0)
     assert jrc.plan(static, params["w"], 2, argnums=None, budget="1GiB").verified

@@ -28,9 +28,9 @@ from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.counts import divisors, sizes
 from jrc.remat._chunks.regions import Region
 from jrc.remat._chunks.regions_within import chunks_of, region_of_loss
-from jrc.remat._chunks.rewrite import differentiated_outside, in_chunks, one_chunk_of
+from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
 from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised
-from jrc.remat._gradient.activity import active_variables
+from jrc.remat._gradient.activity import differentiated_outside
 from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.execute.chunked_function import loss_first, plan_of_chunk, planned_chunks
 from jrc.remat._planner.plan.decision import Decision
@@ -109,8 +109,7 @@ def _loss(program: Program, region: Region) -> int | None:
     """Which of a region's results is differentiated, if that is one, beside which gradients fit."""
     slices, (out, *_) = region.slices, program.jaxpr.outvars
     inputs = Inputs([v.aval for v in slices.whole], [v.aval for v, _ in slices.given])
-    active = active_variables(program, program.jaxpr.invars, [out])
-    read = differentiated_outside(program, region.equations, active, [out])
+    read = differentiated_outside(program, region.equations, [out])
     found = [i for i, v in enumerate(region.results) if v in read]
     are_sums = all(v in slices.sums for v in region.results)
     eqns = [program.eqns[p] for p in region.equations]

@@ -132,6 +132,25 @@ def test_the_head_runs_nothing_twice():
     assert region.chunks > 1
 
 
+def test_terms_of_a_loss_that_are_returned_too_need_no_gradients_of_their_own():
+    """Also what is made of them: only the loss is differentiated."""
+
+    def loss(w, x, labels):
+        logits = jnp.tanh(x) @ w
+        norm = jax.nn.logsumexp(logits, axis=-1)
+        picked = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+        ce, z = jnp.mean(norm - picked), jnp.mean(norm**2)
+        return ce + 1e-3 * z, {"ce": ce, "z": z, "perplexity": jnp.exp(ce / 10)}
+
+    args = normal(32, 8192), normal(2048, 32), jnp.arange(2048) * 3
+    plan = jrc.plan(loss, *args, budget="16MiB", has_aux=True)
+    assert plan.chunks and plan.verified.flops_ratio < 1.01
+    wanted, found = (
+        jax.jit(jax.value_and_grad(fn, has_aux=True))(*args) for fn in (loss, plan.apply(loss))
+    )
+    close(found, wanted)
+
+
 def test_another_program_is_refused():
     plan = of_the_head()
     with pytest.raises(ValueError, match=r"jrc\.Plan\.apply: this plan was made for another"):
