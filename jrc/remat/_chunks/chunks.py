@@ -80,6 +80,18 @@ class Chunks:
         return self.loss is not None
 
 
+def chunks_text(chunks: Sequence[Chunks]) -> str:
+    """Return how many regions run in how many chunks.
+
+    >>> chunks_text([Chunks((), (0,), (), 8, (), "float32", "", 8)])
+    '1 region in 8 chunks'
+    """
+    counts = sorted({each.chunks for each in chunks})
+    regions = "1 region" if len(chunks) == 1 else f"{len(chunks)} regions"
+    ends = " to ".join(map(str, [counts[0], *counts[1:][-1:]]))
+    return f"{regions} in {ends} chunks"
+
+
 def chunks_table(chunks: Sequence[Chunks]) -> Grid:
     """Return a table of regions in chunks, with the widest value of each."""
     rows = [

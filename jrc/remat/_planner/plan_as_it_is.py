@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,8 @@ from jrc._targets import (
 )
 from jrc._text import exact_memory_text
 from jrc._tree import aval_of, is_traced, split
-from jrc.remat._chunks.chunks import Chunks
-from jrc.remat._chunks.regions_within import chunks_within
+from jrc.remat._chunks.chunks import Chunks, chunks_text
+from jrc.remat._chunks.regions_within import RegionInside, regions_within
 from jrc.remat._gradient.arguments import refuse_tracers
 from jrc.remat._gradient.compiled_memory import bytes_on_device, device_of
 from jrc.remat._planner.budget import (
@@ -141,13 +142,16 @@ class PlannerAsItIs:
         if isinstance(budget, Share):
             budget = int(budget.of_baseline * self.baseline.cost.peak)
         if isinstance(budget, float):
-            forms += [self._in_chunks(forms[0].cost.peak, each) for each in SETTINGS.chunk_sizes]
+            whole = forms[0].cost.peak
+            forms += [self._in_chunks(self._bytes(whole, each)) for each in SETTINGS.chunk_sizes]
             least = min(each.cost.peak for each in forms)
-            budget = int(least + budget * (forms[0].cost.peak - least))
-        for share in SETTINGS.chunk_sizes:
-            if any(each.cost.peak <= budget for each in forms):
+            budget = int(least + budget * (whole - least))
+        for share in SETTINGS.chunk_sizes if forms[0].cost.peak > budget else ():
+            size = self._bytes(budget, share)
+            forms.append(self._in_chunks(size))
+            if forms[-1].cost.peak <= budget:
+                forms += self._fewer_chunks(budget, size)
                 break
-            forms.append(self._in_chunks(budget, share))
         fitting = [each for each in forms if each.cost.peak <= budget]
         if not fitting:
             lean = min(forms, key=lambda each: each.cost.peak)
@@ -161,12 +165,39 @@ class PlannerAsItIs:
             )
         return self._plan(min(fitting, key=_seconds), forms, budget)
 
-    def _in_chunks(self, budget: int, share: float) -> _Form:
+    def _bytes(self, budget: int, share: float) -> int:
+        """A share of what a budget leaves for temporaries on one device."""
         whole = self.baseline.cost
-        of_chunk = int(share * (budget - whole.peak + whole.temporaries))
-        most_bytes = max(of_chunk, SETTINGS.least_chunk)
-        chunks = chunks_within(self.traced.program, most_bytes, most_bytes, self.split, self.parts)
-        return self._form(tuple(chunks)) if chunks else self.baseline
+        size = int(share * (budget - whole.peak + whole.temporaries))
+        return max(size, SETTINGS.least_chunk)
+
+    def _in_chunks(self, narrow: int, most_bytes: int | None = None) -> _Form:
+        """Regions around what is wider than some bytes, in chunks of as many, or of others."""
+        size = narrow if most_bytes is None else most_bytes
+        chunks = [each.chunks(size) for each in self._regions(narrow)]
+        found = tuple(each for each in chunks if each is not None)
+        return self._form(found) if found else self.baseline
+
+    def _regions(self, narrow: int) -> list[RegionInside]:
+        program = self.traced.program
+        return regions_within(program, narrow, split=self.split, devices=self.parts)
+
+    def _fewer_chunks(self, budget: int, size: int) -> list[_Form]:
+        """Regions in fewer and larger chunks than some that fit, up to those that just fit.
+
+        What XLA needs for a chunk is not predicted, and is often less than what is read of it.
+        """
+        found = []
+        fits = size
+        too_large = max(each.region.bytes // each.devices for each in self._regions(size))
+        for _ in range(SETTINGS.larger_chunks):
+            middle = math.isqrt(fits * too_large)
+            found.append(self._in_chunks(size, middle))
+            if found[-1].cost.peak <= budget:
+                fits = middle
+            else:
+                too_large = middle
+        return found
 
     def _form(self, chunks: tuple[Chunks, ...]) -> _Form:
         if chunks not in self.forms:
@@ -219,7 +250,7 @@ class PlannerAsItIs:
             predicted=cost,
             verified=cost,
             saved_bytes=0,
-            change=f"{len(form.chunks)} regions in chunks" if form.chunks else BASELINE,
+            change=chunks_text(form.chunks) if form.chunks else BASELINE,
             is_chosen=is_chosen,
         )
 

@@ -10,7 +10,7 @@ from jrc._targets import link_bandwidth_of
 from jrc._text import Grid, flops_text, html_of, memory_text, seconds_text, text_of
 from jrc._validate import check_flag, one_of
 from jrc._version import __version__
-from jrc.remat._chunks.chunks import Chunks, chunks_table
+from jrc.remat._chunks.chunks import Chunks, chunks_table, chunks_text
 from jrc.remat._gradient.opaque import Opaque, opaque_lines
 from jrc.remat._planner.execute.apply_decision import apply_decision
 from jrc.remat._planner.execute.chunked_function import chunked_function, planned_chunks
@@ -196,7 +196,7 @@ class Plan:
             noun = "region" if len(inside) == 1 else "regions"
             regions = f", {len(inside)} {noun} inside of each in chunks" if inside else ""
             return f"the whole loss in {loss.chunks} chunks{regions}"
-        return f"{len(self.chunks)} regions in chunks"
+        return chunks_text(self.chunks)
 
     def to_json(self) -> str:
         """Return the plan as text that `Plan.from_json` reads, on any host."""

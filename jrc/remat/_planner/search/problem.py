@@ -19,7 +19,7 @@ from jrc._jaxpr import (
 from jrc._targets import Chip, chip_named, chip_of_device
 from jrc._tree import is_traced
 from jrc._validate import check_flag
-from jrc.remat._chunks.chunks import Chunks
+from jrc.remat._chunks.chunks import Chunks, chunks_text
 from jrc.remat._gradient.arguments import (
     Arguments,
     arguments_of,
@@ -356,7 +356,7 @@ class Problem:
         title = option.name
         if not title:
             title = f"plan {self.front.index(option) + 1} of {len(self.front)}, the leanest first"
-        return f"{title}, {len(self.chunks)} regions in chunks" if self.chunks else title
+        return f"{title}, {chunks_text(self.chunks)}" if self.chunks else title
 
 
 def _unit(request: Request, device: Device | None, compiler: Compiler) -> CostUnit:
