@@ -11,6 +11,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jax.extend.core import JaxprEqn, Var
 
@@ -20,6 +21,8 @@ from jrc._jaxpr.cost import nbytes
 from jrc._jaxpr.equations import has_effects, inner_programs
 from jrc._jaxpr.primitives import Fusion, facts_of
 from jrc._jaxpr.program import INPUT, Program
+from jrc._jaxpr.varying_casts import is_cast
+from jrc._tree import is_floating
 
 Place = tuple[Var, int]
 """A value that is read in slices, and the axis of the slices."""
@@ -81,12 +84,17 @@ class MadeInside:
         read = {(x, a) for x, a in pairs if a is not None and is_variable(x)}
         return sum(self.bytes(x, a) for x, a in read)
 
+    def _is_read(self, x: Any, at: int) -> bool:
+        return is_variable(x) and self.bytes(x, at) > 0
+
     def _axis_of_result(self, v: Var, at: int) -> IndependentAxis | None:
         p = self._program.producer[v]
         if p == INPUT or not _is_cheap(eqn := self._program.eqns[p]):
             return None
         if counts_along(eqn, at):
             return IndependentAxis((), (at,), shape_of(v)[at])
+        if is_cast(eqn) and is_floating(v.aval) and self._is_read(eqn.invars[0], at):
+            return None  # its gradient would be summed over devices in each slice
         return next((x for x in self._independent_axes(eqn) if x.results == (at,)), None)
 
 

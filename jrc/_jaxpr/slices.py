@@ -71,7 +71,7 @@ class Slices:
         sums: Values that are sums of what the slices give.
         after: Equations that read sums, which run when all slices have run.
         parts: The length of the axis in units that may be told apart.
-        asked: The values that slices were asked of, each with its axis.
+        seeds: The values that the walk began with, each with its axis.
     """
 
     program: Program
@@ -82,7 +82,7 @@ class Slices:
     sums: tuple[Var, ...]
     after: tuple[int, ...]
     parts: int
-    asked: tuple[Place, ...]
+    seeds: tuple[Place, ...]
 
     @functools.cached_property
     def read(self) -> tuple[Var, ...]:

@@ -88,7 +88,7 @@ def chunks_text(chunks: Sequence[Chunks]) -> str:
     """
     counts = sorted({each.chunks for each in chunks})
     regions = "1 region" if len(chunks) == 1 else f"{len(chunks)} regions"
-    ends = " to ".join(map(str, [counts[0], *counts[1:][-1:]]))
+    ends = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     return f"{regions} in {ends} chunks"
 
 

@@ -281,7 +281,7 @@ def region_alone(slices: Slices, results: Sequence[Any]) -> tuple[Program, dict[
     """Return a region as a program of its own, and where its inputs are cut.
 
     The cheap values that it makes inside are in the program, and zeros that it sums onto. Where
-    nothing is left that is cut, what slices were asked of is made outside: the basis of a Hessian.
+    nothing is left that is cut, the seeds of the slices are made outside: the basis of a Hessian.
 
     Args:
         slices: What runs on slices.
@@ -292,7 +292,7 @@ def region_alone(slices: Slices, results: Sequence[Any]) -> tuple[Program, dict[
     run |= {p for q in run for p in zeros_below(program, program.eqns[q])}
     cut = slices.given
     if not cut:
-        cut = slices.asked
+        cut = slices.seeds
         run -= {program.producer[v] for v, _ in cut}
     alone = Program(program.cut(run, results))
     position = {v: i for i, v in enumerate(alone.jaxpr.invars)}

@@ -6,7 +6,7 @@ way round.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from jrc._jaxpr import Program, is_cast, is_variable
@@ -41,8 +41,8 @@ def without_casts(program: Program, chunks: Chunks) -> Chunks:
 def with_casts(program: Program, chunks: Chunks) -> Chunks:
     """Return a region of which equations are positions in a program, those of casts among them.
 
-    What is cast of slices is cast in the region. A weight is cast in front of it: the derivative of
-    a cast is a sum over devices.
+    What the region makes is cast inside. What it reads is cast in front of it, slices too: the
+    derivative of a cast is a sum over devices.
 
     Args:
         program: The program.
@@ -58,25 +58,37 @@ def with_casts(program: Program, chunks: Chunks) -> Chunks:
     def place(p: int, i: int, axis: int) -> Place:
         return (steps[p - 1] + 1 if p else 0), i, axis
 
-    inside = {steps[k] for k in chunks.equations}
-    cut = [place(*each) for each in chunks.cut]
-    sliced = {(program.eqns[p - 1].outvars if p else program.jaxpr.invars)[i] for p, i, _ in cut}
+    new = _renumbered(chunks, tuple(steps[k] for k in chunks.equations), place)
+    inside = _with_casts_of(program, new.equations)
+    cut = [x for each in new.cut for x in _as_it_is_read(program, each, inside)]
+    return dataclasses.replace(new, equations=tuple(sorted(inside)), cut=tuple(cut))
+
+
+def _with_casts_of(program: Program, equations: Iterable[int]) -> set[int]:
+    """Some equations, and the casts that they read of what they make."""
+    found = set(equations)
     for p, eqn in enumerate(program.eqns):
         if is_cast(eqn):
             (x,) = eqn.invars
-            if is_variable(x) and (x in sliced or program.producer[x] in inside):
-                inside.add(p)
-    return _renumbered(chunks, tuple(sorted(_read(program, inside))), place)
-
-
-def _read(program: Program, inside: set[int]) -> set[int]:
-    """The equations, without casts that none of them reads."""
-    found = set(inside)
-    for p in sorted(inside, reverse=True):
+            if is_variable(x) and program.producer[x] in found:
+                found.add(p)
+    for p in sorted(found, reverse=True):
         eqn = program.eqns[p]
         if is_cast(eqn) and found.isdisjoint(program.consumers.get(eqn.outvars[0], ())):
             found.remove(p)
     return found
+
+
+def _as_it_is_read(program: Program, cut: Place, inside: Set[int]) -> Iterator[Place]:
+    """The values that a region reads of one that is cut: itself, or casts of it."""
+    p, i, axis = cut
+    v = (program.eqns[p - 1].outvars if p else program.jaxpr.invars)[i]
+    readers = program.consumers.get(v, ())
+    if not inside.isdisjoint(readers):
+        yield cut
+    for c in readers:
+        if c < len(program.eqns) and is_cast(program.eqns[c]) and c not in inside:
+            yield from _as_it_is_read(program, (c + 1, 0, axis), inside)
 
 
 def numbered_copies(program: Program, copies: Mapping[int, Any]) -> Copies:
@@ -94,12 +106,8 @@ def copies_with_casts(program: Program, copies: Copies) -> dict[int, list[int]]:
     steps, found = program.steps, {}
     for reader, chain in copies:
         copied = {steps[k] for k in chain}
-        for p, eqn in enumerate(program.eqns):
-            if is_cast(eqn) and not copied.isdisjoint(
-                program.producer[x] for x in eqn.invars if is_variable(x)
-            ):
-                copied.add(p)
-        found[steps[reader]] = sorted(copied)
+        casts = _with_casts_of(program, [*copied, steps[reader]]) - {steps[reader]}
+        found[steps[reader]] = sorted(casts)
     return found
 
 

@@ -33,6 +33,7 @@ from jrc._jaxpr import (
     facts_of,
     has_effects,
     independent_axes,
+    is_cast,
     is_linear_in,
     is_variable,
     nbytes,
@@ -298,7 +299,9 @@ class _Growth:
                 self.limits.met.add(p)
             raise _NoRegion
         eqn = self.program.eqns[p]
-        if has_effects(eqn) or facts_of(eqn).is_collective:
+        # The derivative of a cast is a sum over devices, which would run once a chunk.
+        casts = is_cast(eqn) and is_floating(eqn.outvars[0].aval)
+        if casts or has_effects(eqn) or facts_of(eqn).is_collective:
             raise _NoRegion
         fitting = [
             x
@@ -356,7 +359,7 @@ class _Growth:
             if p in found or sums.isdisjoint(reads) and late.isdisjoint(reads):
                 continue
             is_free = self.live[p] and self._is_free(p) and late.isdisjoint(reads)
-            if is_free and is_linear_in(eqn, sums):
+            if is_free and is_linear_in(eqn, sums) and not is_cast(eqn):
                 sums.update(eqn.outvars)
                 self.inside.add(p)
             else:

@@ -4,7 +4,8 @@
 >>> from jrc._jaxpr import inline_all
 >>> loss = lambda w, x: jnp.mean(jax.nn.logsumexp(jnp.tanh(x) @ w, axis=1))
 >>> program = Program(inline_all(jax.make_jaxpr(loss)(jnp.ones((4, 500)), jnp.ones((80, 4)))))
->>> (chunked,) = chunks_within(program, narrow=40_000, most_bytes=40_000)
+>>> (region,) = regions_within(program, narrow=40_000)
+>>> chunked = region.chunks(most_bytes=40_000)
 >>> chunked.chunks, chunked.shape
 (10, (80, 500))
 """
@@ -44,28 +45,6 @@ from jrc.remat._gradient.activity import differentiated_results
 
 _LARGE = 2**24
 """Bytes of a chunk that keep a device busy."""
-
-
-def chunks_within(
-    program: Program,
-    narrow: int,
-    most_bytes: int,
-    split: SplitValues | None = None,
-    devices: int = 1,
-) -> list[Chunks]:
-    """Return regions around all values wider than some bytes, in chunks.
-
-    Args:
-        program: The program, without `jit` calls.
-        narrow: Bytes of the widest value that stays whole.
-        most_bytes: Bytes of the widest moment inside of a chunk, about; a region that needs no more
-            as a whole stays whole.
-        split: As for `regions_within`.
-        devices: Likewise.
-    """
-    regions = regions_within(program, narrow, split=split, devices=devices)
-    found = [each.chunks(most_bytes) for each in regions]
-    return [each for each in found if each is not None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

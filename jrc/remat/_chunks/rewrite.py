@@ -4,9 +4,9 @@
 >>> from jrc._jaxpr import inline_all
 >>> loss = lambda w, x: jnp.mean(jax.nn.logsumexp(jnp.tanh(x) @ w, axis=1))
 >>> program = Program(inline_all(jax.make_jaxpr(loss)(jnp.ones((4, 500)), jnp.ones((80, 4)))))
->>> from jrc.remat._chunks.regions_within import chunks_within
->>> (chunked,) = chunks_within(program, narrow=40_000, most_bytes=40_000)
->>> run = in_chunks(program, [chunked])
+>>> from jrc.remat._chunks.regions_within import regions_within
+>>> (region,) = regions_within(program, narrow=40_000)
+>>> run = in_chunks(program, [region.chunks(most_bytes=40_000)])
 >>> bool(jnp.allclose(run(jnp.ones((4, 500)), jnp.ones((80, 4)))[0], 1 + jnp.log(500.0), 2))
 True
 """
@@ -81,12 +81,12 @@ def _in_chunks(
 ) -> Callable[..., list[Any]]:
     """Like `in_chunks`; of `differentiated`, results of the program, all derivatives are wanted."""
     here = [each for each in choices if not each.path]
-    loops: dict[int, list[Chunks]] = {}
+    inside: dict[int, list[Chunks]] = {}
     for each in choices:
         if each.path:
             inner = dataclasses.replace(each, path=each.path[1:])
-            loops.setdefault(each.path[0], []).append(inner)
-    program = Program(_with_loops(program, loops, differentiated))
+            inside.setdefault(each.path[0], []).append(inner)
+    program = Program(_with_programs_inside(program, inside, differentiated))
     here = [_with_casts(program, each) for each in here]
     part = without_mesh_axes(program, {name for x in here for y in x.shards for name in y.names})
     original = same_values(part, program)
@@ -240,33 +240,41 @@ def _with_shared(
     return found
 
 
-def _with_loops(
-    program: Program, loops: Mapping[int, Sequence[Chunks]], differentiated: Sequence[Any]
+def _with_programs_inside(
+    program: Program, choices: Mapping[int, Sequence[Chunks]], ends: Sequence[Any]
 ) -> Any:
-    """The program in which loops, or the parts of a `shard_map`, have regions in chunks."""
+    """The program in which bodies of loops, and parts of a `shard_map`, have regions in chunks.
+
+    Args:
+        program: The program.
+        choices: The regions inside of each such equation, by its number.
+        ends: The results of the program that are differentiated.
+    """
     eqns = list(program.eqns)
-    for k, choices in loops.items():
+    for k, inside in choices.items():
         p = program.steps[k] if k < len(program.steps) else len(eqns)
-
-        def of(
-            jaxpr: Any, ends: Iterable[int], choices: Sequence[Chunks] = choices
-        ) -> Callable[..., list[Any]]:
-            body = inlined_program(jaxpr)
-            return _in_chunks(body, choices, [body.jaxpr.outvars[i] for i in ends])
-
         kind = primitive_name(eqns[p]) if p < len(eqns) else ""
         if kind == "shard_map":
-            ends = differentiated_results(program, p, differentiated)
-            eqns[p] = with_mapped_program(eqns[p], functools.partial(of, ends=ends))
+            which = differentiated_results(program, p, ends)
+            eqns[p] = with_mapped_program(
+                eqns[p], functools.partial(_inside_in_chunks, choices=inside, which=which)
+            )
         elif kind == "scan":
             body = inner_program(eqns[p])
+            run = _inside_in_chunks(body, inside, range(len(body.outvars)))
             avals: list[Any] = [v.aval for v in body.invars]
-            eqns[p] = with_inner_program(
-                eqns[p], jax.make_jaxpr(of(body, range(len(body.outvars))))(*avals)
-            )
+            eqns[p] = with_inner_program(eqns[p], jax.make_jaxpr(run)(*avals))
         else:
-            raise ValueError(f"equation {p} is no loop")
+            raise ValueError(f"equation {k} has no program inside")
     return program.jaxpr.replace(eqns=eqns)
+
+
+def _inside_in_chunks(
+    jaxpr: Any, choices: Sequence[Chunks], which: Iterable[int]
+) -> Callable[..., list[Any]]:
+    """A program inside of an equation; of its results those at `which` are differentiated."""
+    body = inlined_program(jaxpr)
+    return _in_chunks(body, choices, [body.jaxpr.outvars[i] for i in which])
 
 
 def region_of(program: Program, choice: Chunks) -> tuple[Slices, list[Any]]:

@@ -49,8 +49,8 @@ def can_pair(avals: Sequence[Any], inputs: Inputs, eqns: Iterable[Any]) -> bool:
 
     Floating ones must be real scalars. The gradient of a chunk is computed before it is multiplied
     by the tangent, so that all that it is computed through must have the range of float32, and
-    backward rules of a `custom_vjp` must be linear. Inside of a `shard_map` what is read whole must
-    vary over the devices that the sums vary over: else its gradient is that of all devices.
+    backward rules of a `custom_vjp` must be linear. Inside of a `shard_map` what is read must vary
+    over the devices that the sums vary over: else its gradient is that of all devices.
 
     Args:
         avals: The types of the sums.
@@ -68,7 +68,7 @@ def can_pair(avals: Sequence[Any], inputs: Inputs, eqns: Iterable[Any]) -> bool:
         and is_real
         and all(map(_has_wide_range, (*inputs.whole, *inputs.parts)))
         and all(map(_has_wide_range, made))
-        and all(varying_axes(x) >= axes for x in inputs.whole if is_floating(x))
+        and all(varying_axes(x) >= axes for each in inputs for x in each if is_floating(x))
         and are_linear_rules(eqns)
     )
 

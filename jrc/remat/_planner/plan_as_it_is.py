@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -119,7 +120,9 @@ class PlannerAsItIs:
         """How devices split its values; `None` on one, or where that is not known."""
         if self.parts == 1:
             return None
-        return split_values_of_call(self.traced.program, self.args, self.traced.closed)
+        places = [name.partition("/")[0] for name in self.traced.names]
+        counts = [len(list(each)) for _, each in itertools.groupby(places)]
+        return split_values_of_call(self.traced.program, self.traced.inputs, counts)
 
     @property
     def baseline(self) -> _Form:
@@ -139,19 +142,15 @@ class PlannerAsItIs:
     def _find(self, budget: Budget) -> Plan:
         """The function as it is if that fits, else the fewest chunks that do."""
         forms = [self.baseline]
+        whole = self.baseline.cost.peak
         if isinstance(budget, Share):
-            budget = int(budget.of_baseline * self.baseline.cost.peak)
+            budget = int(budget.of_baseline * whole)
         if isinstance(budget, float):
-            whole = forms[0].cost.peak
-            forms += [self._in_chunks(self._bytes(whole, each)) for each in SETTINGS.chunk_sizes]
+            forms += self._leaner(whole)
             least = min(each.cost.peak for each in forms)
             budget = int(least + budget * (whole - least))
-        for share in SETTINGS.chunk_sizes if forms[0].cost.peak > budget else ():
-            size = self._bytes(budget, share)
-            forms.append(self._in_chunks(size))
-            if forms[-1].cost.peak <= budget:
-                forms += self._fewer_chunks(budget, size)
-                break
+        if whole > budget:
+            forms += self._within(budget)
         fitting = [each for each in forms if each.cost.peak <= budget]
         if not fitting:
             lean = min(forms, key=lambda each: each.cost.peak)
@@ -165,34 +164,47 @@ class PlannerAsItIs:
             )
         return self._plan(min(fitting, key=_seconds), forms, budget)
 
-    def _bytes(self, budget: int, share: float) -> int:
-        """A share of what a budget leaves for temporaries on one device."""
+    def _share_of_temporaries(self, budget: int, share: float) -> int:
+        """A share of the bytes that a budget leaves for temporaries on one device."""
         whole = self.baseline.cost
         size = int(share * (budget - whole.peak + whole.temporaries))
         return max(size, SETTINGS.least_chunk)
-
-    def _in_chunks(self, narrow: int, most_bytes: int | None = None) -> _Form:
-        """Regions around what is wider than some bytes, in chunks of as many, or of others."""
-        size = narrow if most_bytes is None else most_bytes
-        chunks = [each.chunks(size) for each in self._regions(narrow)]
-        found = tuple(each for each in chunks if each is not None)
-        return self._form(found) if found else self.baseline
 
     def _regions(self, narrow: int) -> list[RegionInside]:
         program = self.traced.program
         return regions_within(program, narrow, split=self.split, devices=self.parts)
 
-    def _fewer_chunks(self, budget: int, size: int) -> list[_Form]:
+    def _in_chunks(self, regions: Sequence[RegionInside], most_bytes: int) -> _Form:
+        chunks = [each.chunks(most_bytes) for each in regions]
+        found = tuple(each for each in chunks if each is not None)
+        return self._form(found) if found else self.baseline
+
+    def _leaner(self, whole: int) -> list[_Form]:
+        """The function in each of the sizes of chunks."""
+        sizes = [self._share_of_temporaries(whole, each) for each in SETTINGS.chunk_sizes]
+        return [self._in_chunks(self._regions(size), size) for size in sizes]
+
+    def _within(self, budget: int) -> list[_Form]:
+        """The largest of the sizes of chunks that fits, those before it, and larger chunks."""
+        found = []
+        for share in SETTINGS.chunk_sizes:
+            size = self._share_of_temporaries(budget, share)
+            regions = self._regions(size)
+            found.append(self._in_chunks(regions, size))
+            if found[-1].cost.peak <= budget:
+                return found + self._fewer_chunks(regions, budget, size)
+        return found
+
+    def _fewer_chunks(self, regions: Sequence[RegionInside], budget: int, fits: int) -> list[_Form]:
         """Regions in fewer and larger chunks than some that fit, up to those that just fit.
 
         What XLA needs for a chunk is not predicted, and is often less than what is read of it.
         """
         found = []
-        fits = size
-        too_large = max(each.region.bytes // each.devices for each in self._regions(size))
+        too_large = max(each.region.bytes // each.devices for each in regions)
         for _ in range(SETTINGS.larger_chunks):
             middle = math.isqrt(fits * too_large)
-            found.append(self._in_chunks(size, middle))
+            found.append(self._in_chunks(regions, middle))
             if found[-1].cost.peak <= budget:
                 fits = middle
             else:

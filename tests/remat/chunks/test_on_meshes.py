@@ -148,3 +148,56 @@ def test_a_plan_of_one_part_is_applied_inside_of_a_shard_map(check_vma):
     found, wanted = jax.jit(run)(params, batch), jax.grad(head)(params, batch, None)
     for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
         assert float(jnp.max(jnp.abs(a - b))) <= 4e-6 * float(jnp.max(jnp.abs(b)))
+
+
+def columns(w, x):
+    """A layer whose columns are split over "model", as tensor parallelism has it."""
+    score = jax.nn.logsumexp(jnp.tanh(jnp.tanh(x) @ w), axis=-1)
+    return jnp.mean(score**2)
+
+
+@pytest.mark.slow(after=1)
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("rows", [P("data"), P()])
+def test_data_that_are_alike_where_weights_are_split(check_vma, rows):
+    """The gradient by a slice is that of all devices once, though the slice is cast for each."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    specs = P(None, "model"), rows
+    names = ("model", *rows)
+    loss = jax.shard_map(
+        lambda w, x: jax.lax.pmean(columns(w, x), names),
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+    args = normal(0, 32, 4096, scale=1 / 6), normal(1, 1024, 32)
+    plan = jrc.plan(loss, *args, budget="4MiB", argnums=(0, 1))
+    assert plan.chunks
+    wanted, found = (
+        jax.jit(jax.value_and_grad(fn, (0, 1)))(*args) for fn in (loss, plan.apply(loss))
+    )
+    for a, b in zip(*map(jax.tree.leaves, (wanted, found)), strict=True):
+        assert float(jnp.max(jnp.abs(a - b))) <= 4e-6 * float(jnp.max(jnp.abs(a)))
+
+
+@pytest.mark.parametrize("which", ["planned outside", "by hand"])
+def test_replicated_data_inside_of_a_shard_map(which):
+    """Both are made without devices, and run where the weights vary and the data do not."""
+    score = lambda w, x: jnp.mean(jnp.tanh(jnp.tanh(x) @ w) ** 2)  # noqa: E731
+    w, x = normal(0, 32, 4096, scale=1 / 6), normal(1, 1024, 32)
+    if which == "by hand":
+        lean = jrc.chunked(score, in_axes=(None, 0), chunks=4)
+    else:
+        plan = jrc.plan(score, w[:, :1024], x, budget="3MiB", argnums=(0, 1))
+        assert plan.chunks
+        lean = plan.apply(score)
+    mesh = jax.make_mesh((4,), ("model",), axis_types=(AxisType.Auto,))
+
+    def gradients(fn):
+        part = lambda w, x: jax.lax.pmean(fn(w, x), "model")  # noqa: E731
+        run = jax.shard_map(part, mesh=mesh, in_specs=(P(None, "model"), P()), out_specs=P())
+        return jax.jit(jax.grad(run, (0, 1)))(w, x)
+
+    for a, b in zip(gradients(lean), gradients(score), strict=True):
+        assert float(jnp.max(jnp.abs(a - b))) <= 4e-6 * float(jnp.max(jnp.abs(b)))

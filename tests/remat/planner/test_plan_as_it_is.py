@@ -104,6 +104,18 @@ def test_a_function_on_a_mesh_in_chunks_of_what_a_device_has(name):
     close(found, wanted)
 
 
+@pytest.mark.parametrize("scale", [2.0, np.float32(2), None])
+def test_a_number_beside_data_on_a_mesh(scale):
+    """It is an input of the program where it is a number, and none of the function's arrays."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    fn = lambda w, s, x: jnp.max(jax.nn.softmax(jnp.tanh(x) @ w * (s or 1.0)), -1)  # noqa: E731
+    if isinstance(scale, np.float32):
+        fn = lambda w, s, x: jnp.max(jax.nn.softmax(jnp.tanh(x) @ w * s), -1)  # noqa: E731
+    x = jax.device_put(normal(1, 1024, 16), NamedSharding(mesh, P("data")))
+    plan = jrc.plan(fn, normal(0, 16, 2048), scale, x, budget=0.3, argnums=None)
+    assert [each.names for chunks in plan.chunks for each in chunks.shards] == [("data",)]
+
+
 def test_constants_and_counts_beside_data_on_explicit_axes():
     """Outside of `jax.set_mesh` what is made inside lies on no mesh; XLA splits it all the same."""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))

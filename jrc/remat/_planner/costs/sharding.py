@@ -1,5 +1,6 @@
 """How XLA splits the values of a program over devices, as far as that is said."""
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -18,7 +19,6 @@ from jrc._jaxpr import (
     walk,
 )
 from jrc._specs import axes_of, number_of_shards, spec_of
-from jrc._tree import split
 from jrc.remat._gradient.compiled_memory import bytes_on_device
 
 
@@ -70,7 +70,7 @@ def split_values(
 
 
 def split_values_of_call(
-    program: Program, args: Sequence[Any], closed: int = 0
+    program: Program, inputs: Sequence[Any], counts: Sequence[int]
 ) -> SplitValues | None:
     """Return how the values of a function's program are split, where none is differentiated.
 
@@ -79,19 +79,16 @@ def split_values_of_call(
 
     Args:
         program: The program, without `jit` calls.
-        args: The arguments of the function.
-        closed: How many arrays it closes over; they are the program's first inputs.
+        inputs: Its inputs: the arrays that the function closes over, then those of its arguments.
+        counts: How many of them each argument has.
     """
-    arrays = [split(each)[0] for each in args]
-    sizes = [_size_of_data(each) for each in arrays]
+    ends = list(itertools.accumulate(counts, initial=len(inputs) - sum(counts)))
+    places = list(itertools.starmap(range, itertools.pairwise(ends)))
+    sizes = [_size_of_data([inputs[i] for i in each]) for each in places]
     size = next(filter(None, reversed(sizes)), None)
-    inputs: list[Any] = list(program.jaxpr.invars[:closed])
-    parameters = set(range(closed))
-    for each, found in zip(arrays, sizes, strict=True):
-        if found is None or found != size:
-            parameters.update(range(len(inputs), len(inputs) + len(each)))
-        inputs += each
-    return split_values(program, inputs, parameters)
+    found = zip(places, sizes, strict=True)
+    data = {i for each, n in found if n is not None and n == size for i in each}
+    return split_values(program, inputs, [i for i in range(len(inputs)) if i not in data])
 
 
 def _size_of_data(arrays: Iterable[Any]) -> int | None:

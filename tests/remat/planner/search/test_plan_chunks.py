@@ -11,7 +11,7 @@ from jax import lax
 
 import jrc
 from jrc._jaxpr import Program, inline_marked
-from jrc.remat._chunks.regions_within import chunks_within, regions_within
+from jrc.remat._chunks.regions_within import regions_within
 from jrc.remat._chunks.rewrite import in_chunks
 from jrc.remat._planner.search import choose
 from jrc.remat._planner.search import chunks as search_chunks
@@ -155,6 +155,11 @@ def test_another_program_is_refused():
     plan = of_the_head()
     with pytest.raises(ValueError, match=r"jrc\.Plan\.apply: this plan was made for another"):
         plan.apply(lambda w, x, y: head(w, jnp.tanh(x), y))(*HEAD)
+
+
+def chunks_within(program, narrow, most_bytes):
+    found = [each.chunks(most_bytes) for each in regions_within(program, narrow)]
+    return [each for each in found if each is not None]
 
 
 def program_of(fn, args):
