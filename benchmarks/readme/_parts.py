@@ -61,7 +61,7 @@ def part(
 
 def regrets() -> str:
     """Return the regrets of plans for targets."""
-    found = [part(name, _zoo_tables.regrets)() for name in ("zoo_h100", "zoo_v5e")]
+    found = [part(name, _zoo_tables.regrets)() for name in ("zoo_h100", "zoo_b200", "zoo_v5e")]
     return "\n".join(filter(None, found))
 
 
@@ -111,6 +111,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "zoo": part("zoo", _zoo_tables.summary),
     "others": part("others", _others_tables.tables),
     "zoo_h100": part("zoo_h100", _zoo_tables.summary),
+    "zoo_b200": part("zoo_b200", _zoo_tables.summary),
     "zoo_v5e": part("zoo_v5e", _zoo_tables.summary),
     "peers": part(
         "peers", pytorch.tables,
