@@ -23,7 +23,7 @@ from benchmarks.convergence.outer import SIZES, TOY, train
 
 NAME = "convergence.rates"
 WIDE = {"layers": 4, "width": 128}
-CHOSEN = ("adamw", "sparseloco_5", "sparseloco_5_d32", "diloco_15_4bit")
+CHOSEN = ("adamw", "sparseloco_5_d32", "diloco_15_4bit")
 SEED = 0
 
 

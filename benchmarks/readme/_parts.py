@@ -10,7 +10,7 @@ from benchmarks._lib.report import Report, has_result, result
 from benchmarks._lib.table import Row, Table, mib
 from benchmarks._private import network_text
 from benchmarks.convergence import _tables as convergence
-from benchmarks.convergence import outer
+from benchmarks.convergence import outer, rates
 from benchmarks.device import all as device
 from benchmarks.device import kernels
 from benchmarks.dgc import _tables as dgc
@@ -135,6 +135,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
         ("outer_time.png", "Held-out loss against modelled time on links of two rates"),
     ),
     "outer_wide": part("outer_wide", outer.tables),
+    "outer_rates": part("outer_rates", rates.tables),
     "together": part("together", together.tables),
     "h100": on_h100,
     "targets": part(
