@@ -81,9 +81,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _rates(text: str) -> list[float]:
-    rates = [float(each) for each in text.split(",")]
-    if not all(rate > 0 for rate in rates):
-        raise argparse.ArgumentTypeError(f"--rates must be positive numbers, got {text!r}.")
+    try:
+        rates = [float(each) for each in text.split(",")]
+    except ValueError:
+        rates = [0.0]
+    if not all(0 < rate < float("inf") for rate in rates):
+        raise argparse.ArgumentTypeError(f"must be positive numbers, 0.001,0.003, got {text!r}.")
     return rates
 
 

@@ -108,7 +108,8 @@ def with_mapped_program(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> JaxprEqn:
 def in_shard_map[T](eqn: JaxprEqn, visit: Callable[[Jaxpr], T]) -> T:
     """Return what `visit` makes of the jaxpr that each device of a `shard_map` runs.
 
-    It is called while the axes of the mesh have names.
+    It is called while the axes of the mesh have names, as they do in a trace alone: so the
+    `shard_map` is traced once more, and what comes of that is dropped.
     """
     found: list[T] = []
 

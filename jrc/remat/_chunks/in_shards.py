@@ -43,7 +43,7 @@ from jrc._jaxpr import (
 from jrc._specs import names_of, without_axes
 from jrc._tree import is_floating
 from jrc.remat._chunks.run_in_chunks import cut, join
-from jrc.remat._chunks.sum_and_gradient import raised
+from jrc.remat._chunks.sum_and_gradient import filled, raised
 from jrc.remat._gradient.activity import active_variables
 
 RunChunks = Callable[[Slices, Mapping[Any, Any], Sequence[Any], Sequence[int]], list[Any]]
@@ -202,14 +202,13 @@ class ShardedRegion:
               for v, axis in slices.given),
             *(jnp.arange(*x.shape, dtype=x.dtype).reshape(count, -1) for x in counted(slices)),
         ]  # fmt: skip
-        read_by_all = [x for x, copied in zip(whole, is_copied, strict=True) if not copied]
+        copies = sum(is_copied)
 
-        def one(*operands: Any) -> list[Any]:
-            copies, others = iter(operands), iter(read_by_all)
-            first = [next(copies) if copied else next(others) for copied in is_copied]
-            return inner.run([*first, *copies], run_chunks, which)
+        def part(*operands: Any) -> list[Any]:
+            read = filled(whole, is_copied, operands[:copies])
+            return inner.run([*read, *operands[copies:]], run_chunks, which)
 
-        made = jax.vmap(one)(*_on_explicit_axes(operands, self.parts[0].names))
+        made = jax.vmap(part)(*_on_explicit_axes(operands, self.parts[0].names))
         sums = [_sum_of_parts(x) for x in made[: len(self._sums)]]
         joined = made[len(self._sums) :]
         return [*sums, *(join(x, slices.axes[v])

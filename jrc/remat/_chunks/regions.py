@@ -364,7 +364,8 @@ class _Growth:
                 self.inside.add(p)
             else:
                 late.update(eqn.outvars)
-        if self._differentiated(self.inside) >= self._differentiated(found):
+        more, fewer = self.inside, found
+        if more != fewer and self._differentiated(more) >= self._differentiated(fewer):
             self.inside = found
 
     def _differentiated(self, inside: Collection[int]) -> int:

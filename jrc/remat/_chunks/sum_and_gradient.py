@@ -157,8 +157,8 @@ def _sums_and_gradients(
 
         def values(whole: list[Any], part: list[Any], i: int) -> tuple[Any, Any]:
             made = one(
-                *_filled(inputs.whole, perturbed.whole, whole),
-                *_filled(parts, perturbed.parts, part),
+                *filled(inputs.whole, perturbed.whole, whole),
+                *filled(parts, perturbed.parts, part),
             )
             return made[i], made
 
@@ -209,8 +209,8 @@ def _chosen(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
     return [x for x, flag in zip(values, flags, strict=True) if flag]
 
 
-def _filled(values: Sequence[Any], flags: Sequence[bool], new: Sequence[Any]) -> list[Any]:
-    """The values, with new ones in the place of those that have the flag."""
+def filled(values: Sequence[Any], flags: Sequence[bool], new: Sequence[Any]) -> list[Any]:
+    """Return the values, with new ones in the place of those that have the flag."""
     rest = iter(new)
     return [next(rest) if flag else x for x, flag in zip(values, flags, strict=True)]
 
