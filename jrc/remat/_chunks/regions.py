@@ -364,8 +364,7 @@ class _Growth:
                 self.inside.add(p)
             else:
                 late.update(eqn.outvars)
-        more, fewer = self.inside, found
-        if more != fewer and self._differentiated(more) >= self._differentiated(fewer):
+        if self.inside > found and self._differentiated(self.inside) >= self._differentiated(found):
             self.inside = found
 
     def _differentiated(self, inside: Collection[int]) -> int:
