@@ -93,9 +93,10 @@ class PlannerSettings:
             same.
         leaner_chunks: Where none with chunks fits, those for a smaller budget are tried: smaller
             by as much as the leanest candidate exceeds it, times this.
-        leaner_slack: They are not where the temporaries of the leanest candidate are more than this
-            many times what there is for temporaries. Where that is predicted of all chunks of the
-            whole loss, a region may hold what it holds.
+        leanest_shares: Before a budget is refused, the leanest chunks are looked for with these
+            shares of the temporaries of the leanest option without chunks.
+        leaner_slack: A region may hold all that the whole loss holds where all chunks of the latter
+            are predicted to need more than this many times what there is for temporaries.
         least_chunk: Bytes that a chunk has at least.
         bytes_by_names: Names for a plan that they do not say may need at most this many times the
             bytes that the plan saves.
@@ -159,6 +160,7 @@ class PlannerSettings:
     compiled_in_chunks: int = 2
     off_chip_share: float = 0.1
     leaner_chunks: float = 0.7
+    leanest_shares: tuple[float, ...] = (0.5, 0.06, 0.0)
     leaner_slack: float = 4.0
     chunks_worth: float = 0.03
     least_chunk: int = 2**14

@@ -109,9 +109,7 @@ class Batches:
         search = Search(problem.options, peaks, self.compilations)
         if self.chunks and batch > without:
             search.add(self._in_chunks(peaks))
-            known = {each.chunks for each in search.options}
-            of_loss = self._in_chunks(peaks, whole_loss=True)
-            search.add([each for each in of_loss if each.chunks not in known])
+            search.add(self._in_chunks(peaks, whole_loss=True))
             search.allow_more(SETTINGS.compiled_in_chunks)
         lean = problem.baseline if batch == without else self._lean_in_chunks_or_not(peaks)
         fitting = (option for option, cost in peaks.known() if cost.peak <= self.limit)

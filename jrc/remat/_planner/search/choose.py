@@ -49,9 +49,6 @@ def plan_for(
     problem = peaks.problem
     search = Search(problem.options, peaks, compilations)
     limit = bytes_of(budget, search, problem.baseline)
-    if _never_fits(problem, limit):
-        search.least()
-        raise _budget_error(search, peaks, limit)
     found = search.expected_fitting(limit)
     chunks = chunks and (compilations > 0 or found is None)
     if not (chunks and _is_dear(problem, found)):
@@ -67,7 +64,8 @@ def plan_for(
         if found is None:
             found = _without_chunks(search, limit, compilations)
     if found is None:
-        found = fitting_option(search, limit, problem.baseline)
+        leanest = _leanest_in_chunks(peaks) if chunks else []
+        found = fitting_option(search, limit, problem.baseline, leanest)
     if found is None:
         raise _budget_error(search, peaks, limit)
     if measures:
@@ -94,26 +92,31 @@ def _in_leaner_chunks(search: Search, peaks: Peaks, limit: int) -> Option | None
     """Return the cheapest option that fits, of those with chunks for a smaller budget.
 
     What chunks need is predicted too low at times. Then those for a budget fit that is smaller by
-    as much as the least so far, which is compiled for it, is too large. The leanest way is one of
-    these: a compiler may need much less for chunks of one row.
+    as much as the least so far, which is compiled for it, is too large.
     """
-    if search.compilations and search.temporaries_within(limit) > 0:
+    if search.temporaries_within(limit) > 0 and search.compilations:
         search.least(limit, most=1)
     available = search.temporaries_within(limit)
-    least = min(map(search.expected, search.options)) - (limit - available)
-    if least > SETTINGS.leaner_slack * available:
+    if available <= 0:
         return None
+    least = min(map(search.expected, search.options)) - (limit - available)
     share = SETTINGS.leaner_chunks * min(available / max(least, 1), 1.0)
     temporaries = int(share * available) + peaks.problem.on_chip
-    known = {each.chunks for each in search.options}
-    options = options_in_chunks(peaks, Wanted(temporaries, leanest=True))
-    new = [each for each in options if each.chunks not in known]
-    if not new:
+    if not search.add(options_in_chunks(peaks, Wanted(temporaries, leanest=True))):
         return None
-    search.add(new)
     if search.compilations:
         search.allow_more(SETTINGS.compiled_in_chunks)
     return search.cheapest_fitting(limit)
+
+
+def _leanest_in_chunks(peaks: Peaks) -> list[Option]:
+    """Return options with chunks of which one may be the leanest: the same for every budget.
+
+    Fewer bytes a chunk are not always leaner, and none may be small enough for all regions.
+    """
+    temporaries = min(map(peaks.predicted, peaks.problem.options)) - peaks.own
+    looks = (Wanted(int(share * temporaries), leanest=True) for share in SETTINGS.leanest_shares)
+    return [option for wanted in looks for option in options_in_chunks(peaks, wanted)]
 
 
 def _without_chunks(search: Search, limit: int, compilations: int) -> Option | None:
@@ -124,8 +127,7 @@ def _without_chunks(search: Search, limit: int, compilations: int) -> Option | N
     peaks, options = search.peaks, [each for each in search.options if not each.chunks]
     alone = Search(options, peaks, compilations)
     found = alone.cheapest_fitting(limit)
-    for each in alone.compiled:
-        search.compile(each)  # it is known
+    search.take_in(alone)
     return found
 
 
@@ -183,21 +185,37 @@ def bytes_of(budget: Budget, search: Search, baseline: Option) -> int:
     return int(ends[0] + budget * (ends[1] - ends[0]))
 
 
-def fitting_option(search: Search, budget: int, baseline: Option) -> Option | None:
+def fitting_option(
+    search: Search, budget: int, baseline: Option, more: Sequence[Option] = ()
+) -> Option | None:
     """Return the cheapest option that the search finds within a budget.
 
     Before it gives up it compiles the baseline, of which XLA may recompute much of its own accord,
-    and a few that may be the leanest. If one of these fits, others may, which are cheaper.
+    and a few that may be the leanest. If one of these fits, others may, which are cheaper. They are
+    the same for every budget: no budget is refused that the least of another one fits.
+
+    Args:
+        search: The search for this budget.
+        budget: Bytes.
+        baseline: The option that recomputes nothing.
+        more: Options with chunks, of which the leanest may be one.
     """
     found = search.cheapest_fitting(budget)
-    if found is not None or not search.compilations:
+    if found is not None:
         return found
-    peak = search.attempt(baseline)
-    if peak is None or peak > budget:
-        search.least(budget, most=SETTINGS.compiled_before_refusal)
-        if search.best(budget) is not None:
-            search.allow_more(SETTINGS.compiled_in_chunks)
-            search.cheapest_fitting(budget)
+    whole = [each for each in search.options if not each.chunks]
+    search.add(more)
+    if not search.compilations:
+        return search.expected_fitting(budget)
+    last = Search([*whole, *more], search.peaks, search.compilations)
+    last.failed.update(search.failed)
+    last.attempt(baseline)
+    if last.best(budget) is None:
+        last.least(budget, most=SETTINGS.compiled_before_refusal)
+    if last.best(budget) is not None:
+        last.allow_more(SETTINGS.compiled_in_chunks)
+        last.cheapest_fitting(budget)
+    search.take_in(last)
     return search.best(budget)
 
 

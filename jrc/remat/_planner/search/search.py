@@ -97,9 +97,21 @@ class Search:
         self.options: list[Option] = []
         self.add(options)
 
-    def add(self, options: Sequence[Option]) -> None:
-        """Let the search choose from more options."""
-        peaks, options = self.peaks, [*self.options, *options]
+    def add(self, options: Sequence[Option]) -> bool:
+        """Let the search choose from more options; return whether one of them is new."""
+        known = set(self.options)
+        new = [each for each in options if each not in known]
+        if new:
+            self._set([*self.options, *new])
+        return bool(new)
+
+    def take_in(self, other: "Search") -> None:
+        """Let what another search compiled be known, of options that this one has."""
+        for each in other.compiled:
+            self.compile(each)
+
+    def _set(self, options: Sequence[Option]) -> None:
+        peaks = self.peaks
         predicted = {each: peaks.predicted_cost(each) for each in options}
         # Of equal cost the baseline comes first: then nothing need be recomputed.
         self.options = sorted(

@@ -20,7 +20,7 @@ OWN = 10
 class Fakes:
     """Peaks that are given; each option has a predicted and a compiled one.
 
-    `asked` has the options that were compiled, in order.
+    `asked` has the options that were compiled, in order; peaks are remembered.
     """
 
     own, are_costs_exact = OWN, True
@@ -45,7 +45,8 @@ class Fakes:
         return self._predicted[option]
 
     def compiled(self, option):
-        self.asked.append(option)
+        if option not in self.asked:
+            self.asked.append(option)
         return CompiledCost(0, 0, self._compiled[option], 0)
 
 
@@ -218,6 +219,18 @@ def test_no_plan_depends_on_other_budgets(fraction):
                 search, bytes_of(other, search, shared.baseline), shared.baseline
             )
         assert found == alone
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_budget_is_refused_that_the_least_of_another_one_fits(seed):
+    rows, budget = drawn(seed, 0.5)
+    fakes = Fakes(rows)
+    refused = Search(fakes.options, fakes, 5)
+    assert fitting_option(refused, 0, fakes.baseline) is None
+    least = min(refused.compiled.values())
+    for limit in {least, least + 1, max(budget, least), 2 * least}:
+        found, _ = chosen(rows, limit)
+        assert found is not None and fakes.compiled(found).peak <= limit
 
 
 def test_what_a_larger_program_needs_besides_is_that_of_the_first_compiled():
