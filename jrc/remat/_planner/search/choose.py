@@ -61,8 +61,6 @@ def plan_for(
         found = search.cheapest_fitting(limit)
         if found is None:
             found = _in_leaner_chunks(search, peaks, limit)
-        if found is None:
-            found = _without_chunks(search, limit, compilations)
     if found is None:
         leanest = _leanest_in_chunks(peaks) if chunks else []
         found = fitting_option(search, limit, problem.baseline, leanest)
@@ -117,18 +115,6 @@ def _leanest_in_chunks(peaks: Peaks) -> list[Option]:
     temporaries = min(map(peaks.predicted, peaks.problem.options)) - peaks.own
     looks = (Wanted(int(share * temporaries), leanest=True) for share in SETTINGS.leanest_shares)
     return [option for wanted in looks for option in options_in_chunks(peaks, wanted)]
-
-
-def _without_chunks(search: Search, limit: int, compilations: int) -> Option | None:
-    """Return what a search of its own finds among options without chunks.
-
-    The others may have used up the compilations: what fits without chunks is not to be refused.
-    """
-    peaks, options = search.peaks, [each for each in search.options if not each.chunks]
-    alone = Search(options, peaks, compilations)
-    found = alone.cheapest_fitting(limit)
-    search.take_in(alone)
-    return found
 
 
 def options_in_chunks(peaks: Peaks, wanted: Wanted) -> list[Option]:
