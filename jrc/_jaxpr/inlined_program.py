@@ -3,7 +3,7 @@
 import weakref
 from typing import Any
 
-from jrc._jaxpr.batched_gathers import with_batched_gathers
+from jrc._jaxpr.batched_indices import with_batched_indices
 from jrc._jaxpr.inline import inline_marked
 from jrc._jaxpr.program import Program
 from jrc._jaxpr.unshare import unshared
@@ -15,13 +15,13 @@ _INLINED: weakref.WeakKeyDictionary[Any, Program] = weakref.WeakKeyDictionary()
 def inlined_program(jaxpr: Any) -> Program:
     """Return a program without `jit` calls, and with copies of cheap values that are shared.
 
-    Numbers have the type that they are cast to, and rows that a gather counts are its batch. The
+    Numbers have the type that they are cast to, and rows that an index counts are its batch. The
     programs inside of loops are asked for again and again: each is made once.
     """
     found = _INLINED.get(jaxpr)
     if found is None:
         found = unshared(
-            Program(with_batched_gathers(folded(inline_marked(jaxpr, lambda _: True))))
+            Program(with_batched_indices(folded(inline_marked(jaxpr, lambda _: True))))
         )
         if found.jaxpr is not jaxpr:  # else the entry would keep its own key alive
             _INLINED[jaxpr] = found

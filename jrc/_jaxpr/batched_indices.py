@@ -1,13 +1,13 @@
-"""Gathers that count along an axis, as `logits[jnp.arange(n), labels]`, as gathers of each row.
+"""Indices that count along an axis, as in `logits[jnp.arange(n), labels]`, as indices of each row.
 
-Such an index has a column for each axis of the operand. Where a column only counts along an axis of
+They are those of gathers, and of scatters: `logits.at[jnp.arange(n), labels].add(x)`. Such an index has a column for each axis of the operand. Where a column only counts along an axis of
 the result, that axis is a batch axis of both, as in `jnp.take_along_axis`: the rows are independent
 of each other.
 
 >>> import jax, jax.numpy as jnp
 >>> picked = lambda logits, labels: logits[jnp.arange(8), labels]
 >>> jaxpr = jax.make_jaxpr(picked)(jnp.ones((8, 16)), jnp.ones(8, int)).jaxpr
->>> dimensions = with_batched_gathers(jaxpr).eqns[-1].params["dimension_numbers"]
+>>> dimensions = with_batched_indices(jaxpr).eqns[-1].params["dimension_numbers"]
 >>> dimensions.start_index_map, dimensions.operand_batching_dims
 ((1,), (0,))
 """
@@ -22,53 +22,70 @@ from jrc._jaxpr.atoms import shape_of
 from jrc._jaxpr.axes import dimension_numbers
 from jrc._jaxpr.varying_casts import is_cast
 
+_NUMBERS = {
+    "gather": (
+        "start_index_map",
+        "collapsed_slice_dims",
+        "operand_batching_dims",
+        "start_indices_batching_dims",
+    ),
+    **dict.fromkeys(
+        ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"),
+        (
+            "scatter_dims_to_operand_dims",
+            "inserted_window_dims",
+            "operand_batching_dims",
+            "scatter_indices_batching_dims",
+        ),
+    ),
+}
+"""The axes of an operand that the columns of an index are of, those that a result lacks, and the
+batch axes of the operand and of the index: what JAX calls each."""
+
 Makers = Mapping[Var, JaxprEqn]
 """The equation that makes each variable, but for inputs."""
 
 
-def with_batched_gathers(jaxpr: Jaxpr) -> Jaxpr:
-    """Return the program in which a gather has a batch axis for each column that only counts."""
-    if not any(eqn.primitive.name == "gather" for eqn in jaxpr.eqns):
+def with_batched_indices(jaxpr: Jaxpr) -> Jaxpr:
+    """Return the program in which an index has a batch axis for each column that only counts."""
+    if not any(eqn.primitive.name in _NUMBERS for eqn in jaxpr.eqns):
         return jaxpr
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     return jaxpr.replace(eqns=[_batched(eqn, makers) for eqn in jaxpr.eqns])
 
 
 def _batched(eqn: JaxprEqn, makers: Makers) -> JaxprEqn:
-    columns = _columns(eqn, makers) if eqn.primitive.name == "gather" else ()
-    if len(columns) < 2:
+    names = _NUMBERS.get(eqn.primitive.name)
+    columns = _columns(eqn, makers) if names else ()
+    if names is None or len(columns) < 2:
         return eqn
     operand, numbers = eqn.invars[0], dimension_numbers(eqn)
+    indexed, without, *batch = (getattr(numbers, name) for name in names)
     # Batch axes of the operand, each with that of the index; under `jax.vmap` there are some.
-    known = numbers.operand_batching_dims, numbers.start_indices_batching_dims
-    counted: dict[int, int] = dict(zip(*known, strict=True))
+    counted: dict[int, int] = dict(zip(*batch, strict=True))
     left = []
-    for column, axis in zip(columns, numbers.start_index_map, strict=True):
+    for column, axis in zip(columns, indexed, strict=True):
         along = _counts_along(column, makers)
         # The last axis of an index is that of its columns.
         is_row = along is not None and shape_of(column)[:-1][along:][:1] == (
             shape_of(operand)[axis],
         )
-        if is_row and axis in numbers.collapsed_slice_dims and along not in counted.values():
+        if is_row and axis in without and along not in counted.values():
             counted[axis] = along
         else:
             left.append((column, axis))
     if len(left) != 1:
         return eqn
     (column, axis), rows = left[0], sorted(counted)
-    collapsed = (each for each in numbers.collapsed_slice_dims if each not in counted)
-    batched = numbers._replace(
-        collapsed_slice_dims=tuple(collapsed),
-        start_index_map=(axis,),
-        operand_batching_dims=tuple(rows),
-        start_indices_batching_dims=tuple(counted[each] for each in rows),
-    )
+    others = tuple(each for each in without if each not in counted)
+    new = (axis,), others, tuple(rows), tuple(counted[each] for each in rows)
+    batched = numbers._replace(**dict(zip(names, new, strict=True)))
     params = eqn.params | {"dimension_numbers": batched}
-    return eqn.replace(invars=[operand, column], params=params)
+    return eqn.replace(invars=[operand, column, *eqn.invars[2:]], params=params)
 
 
 def _columns(eqn: JaxprEqn, makers: Makers) -> Sequence[Any]:
-    """The columns of a gather's index, if it was joined from such."""
+    """The columns of an index, if it was joined from such."""
     index = eqn.invars[1]
     joined = None if isinstance(index, Literal) else makers.get(index)
     if joined is None or joined.primitive.name != "concatenate":
