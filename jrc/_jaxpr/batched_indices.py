@@ -1,8 +1,8 @@
 """Indices that count along an axis, as in `logits[jnp.arange(n), labels]`, as indices of each row.
 
-They are those of gathers, and of scatters: `logits.at[jnp.arange(n), labels].add(x)`. Such an index has a column for each axis of the operand. Where a column only counts along an axis of
-the result, that axis is a batch axis of both, as in `jnp.take_along_axis`: the rows are independent
-of each other.
+They are those of gathers, and of scatters (`logits.at[jnp.arange(n), labels].add(x)`), and have a
+column for each axis of the operand. Where a column only counts along an axis of the result, that
+axis is a batch axis of both, as in `jnp.take_along_axis`: the rows are independent of each other.
 
 >>> import jax, jax.numpy as jnp
 >>> picked = lambda logits, labels: logits[jnp.arange(8), labels]
