@@ -8,21 +8,21 @@ Sources: JAX's batching rules, and the factors of Shardy's sharding rules
 >>> (eqn,) = jax.make_jaxpr(jax.lax.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns
 >>> for axis in dot_general(eqn):
 ...     print(axis)
-IndependentAxis(operands=(0, None), results=(0,), parts=2, is_summed=False)
-IndependentAxis(operands=(None, 1), results=(1,), parts=4, is_summed=False)
-IndependentAxis(operands=(1, 0), results=(None,), parts=3, is_summed=True)
+IndependentAxis(operands=(0, None), results=(0,), parts=2, is_summed=False, counts=())
+IndependentAxis(operands=(None, 1), results=(1,), parts=4, is_summed=False, counts=())
+IndependentAxis(operands=(1, 0), results=(None,), parts=3, is_summed=True, counts=())
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from fractions import Fraction
 from typing import Any
 
 from jax.extend.core import JaxprEqn
 
 from jrc._jaxpr.atoms import shape_of
 from jrc._jaxpr.axes import dimension_numbers, operand_axes, reduced_axes
+from jrc._jaxpr.random_bits import are_drawn_by_position
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +35,15 @@ class IndependentAxis:
             for a result that nothing reads and that is the same in all slices.
         parts: Its length in the units that may be told apart: slices are some of them.
         is_summed: Whether results are sums of what the slices give.
+        counts: Positions along the axis that a slice reads beside its operands: for each array of
+            them how many the whole has, and their dtype.
     """
 
     operands: tuple[int | None, ...]
     results: tuple[int | None, ...]
     parts: int
     is_summed: bool = False
+    counts: tuple[tuple[int, str], ...] = ()
 
 
 AxisRule = Callable[[JaxprEqn], Sequence[IndependentAxis]]
@@ -179,12 +182,34 @@ def update(eqn: JaxprEqn) -> list[IndependentAxis]:
 
 
 def iota(eqn: JaxprEqn) -> list[IndependentAxis]:
-    """Return the axes that are not counted along."""
+    """Return all axes; along its own a slice reads its numbers."""
+    counted, dtype = eqn.params["dimension"], str(eqn.params["dtype"])
     return [
-        IndependentAxis(tuple(_nothing(eqn.invars)), (axis,), length)
+        IndependentAxis((), (axis,), length, counts=((length, dtype),) * (axis == counted))
         for axis, length in enumerate(shape_of(eqn.outvars[0]))
-        if length > 1 and axis != eqn.params["dimension"]
+        if length > 1
     ]
+
+
+def random_bits(eqn: JaxprEqn) -> list[IndependentAxis]:
+    """Return the axes of the keys, and those of one key's bits that are drawn by their position."""
+    shape, keys = shape_of(eqn.outvars[0]), len(shape_of(eqn.invars[0]))
+    along = range(keys if not are_drawn_by_position(eqn) else len(shape))
+    return [
+        IndependentAxis(
+            (axis if axis < keys else None,),
+            (axis,),
+            shape[axis],
+            counts=((shape[axis], "uint32"),) * (axis >= keys),
+        )
+        for axis in along
+        if shape[axis] > 1
+    ]
+
+
+def bitcast(eqn: JaxprEqn) -> list[IndependentAxis]:
+    """Return all axes, where numbers have as many bits as before."""
+    return elementwise(eqn) if shape_of(eqn.invars[0]) == shape_of(eqn.outvars[0]) else []
 
 
 def stack(eqn: JaxprEqn) -> list[IndependentAxis]:
@@ -326,31 +351,6 @@ def fourier(eqn: JaxprEqn) -> list[IndependentAxis]:
 def barrier(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes of what passes a barrier together, if all of it has one shape."""
     return elementwise(eqn) if len({shape_of(x) for x in eqn.invars}) == 1 else []
-
-
-def resized(eqn: JaxprEqn, axis: IndependentAxis, share: Fraction) -> dict[str, Any]:
-    """Return the parameters of the equation for a slice that is this share of an axis."""
-    params = dict(eqn.params)
-    (to, *_) = axis.results
-    if to is None:
-        return params
-    for key in ("shape", "new_sizes", "slice_sizes", "limit_indices"):
-        if key in params and eqn.primitive.name != "gather":
-            params[key] = shorter(params[key], to, share)
-    if eqn.primitive.name == "gather" and axis.operands[0] is not None:
-        numbers = params["dimension_numbers"]
-        if axis.operands[0] not in numbers.operand_batching_dims:
-            params["slice_sizes"] = shorter(params["slice_sizes"], axis.operands[0], share)
-    return params
-
-
-def shorter(shape: Sequence[int], axis: int, share: Fraction) -> tuple[int, ...]:
-    """Return the shape of a slice that is this share of an axis.
-
-    >>> shorter((2, 6), 1, Fraction(2, 3))
-    (2, 4)
-    """
-    return tuple(int(n * share) if i == axis else n for i, n in enumerate(shape))
 
 
 def _kept(eqn: JaxprEqn, used: Collection[int]) -> list[IndependentAxis]:

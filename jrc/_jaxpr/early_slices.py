@@ -142,7 +142,7 @@ def _axis(eqn: JaxprEqn, part: _Slice) -> IndependentAxis | None:
         has_places = made and all(
             at == part.axis and shape_of(v)[at] == axis.parts for v, at in made
         )
-        if has_places and not axis.is_summed:
+        if has_places and not axis.is_summed and not axis.counts:
             return axis
     return None
 

@@ -10,7 +10,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
@@ -27,7 +27,7 @@ from jrc._jaxpr.equations import has_effects, inner_programs
 from jrc._jaxpr.inline import inline_all
 from jrc._jaxpr.primitives import facts_of, primitive_name
 from jrc._jaxpr.program import Program
-from jrc._jaxpr.slices import Dependent, counted, sliced
+from jrc._jaxpr.slices import Dependent, sliced
 
 Axes = tuple[int | None, ...]
 
@@ -59,12 +59,21 @@ def independent_axes(
     return list(found)
 
 
+class AxesOfProgram(NamedTuple):
+    """The axis that each input and each result of a program has; see `IndependentAxis`."""
+
+    operands: Axes
+    results: Axes
+    parts: int
+    counts: tuple[tuple[int, str], ...]
+
+
 def axes_of_program(
     program: Program,
     given: Axes,
     axes_of: Callable[[JaxprEqn], Sequence[IndependentAxis]] = independent_axes,
-) -> tuple[Axes, Axes, int] | None:
-    """Return the axis that each input and each result of a program has, and its parts.
+) -> AxesOfProgram | None:
+    """Return the axis that each input and each result of a program has.
 
     Args:
         program: The program.
@@ -72,7 +81,8 @@ def axes_of_program(
         axes_of: The axes of an equation.
 
     Returns:
-        The axes, `None` for what is the same in all slices, and `SUM` for sums over slices; `None`
+        The axes, `None` for what is the same in all slices, and `SUM` for sums over slices, the
+        parts, and the positions that slices read; `None`
         if the axis is not independent, an input is read in slices and as a whole too, or a result
         is made of sums.
     """
@@ -94,7 +104,7 @@ def axes_of_program(
     made = {v for eqn in before for v in eqn.outvars}
     is_whole_too = len(places) != len(slices.given) or bool(set(places) & (whole | made))
     is_inside = not set(places) <= set(inputs)
-    if is_whole_too or is_inside or counted(slices) or any(map(has_effects, before)):
+    if is_whole_too or is_inside or any(map(has_effects, before)):
         return None
     outvars = program.jaxpr.outvars
     if any(is_variable(x) and x in slices.late and x not in slices.sums for x in outvars):
@@ -103,7 +113,9 @@ def axes_of_program(
         None if not is_variable(x) else SUM if x in slices.sums else slices.axes.get(x)
         for x in outvars
     )
-    return tuple(places.get(v, axes.get(v)) for v in inputs), results, slices.parts
+    operands = tuple(places.get(v, axes.get(v)) for v in inputs)
+    counts = tuple(each for step in slices.steps for each in step.axis.counts)
+    return AxesOfProgram(operands, results, slices.parts, counts)
 
 
 def _calls(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
@@ -118,9 +130,10 @@ def _calls(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
     for _ in range(2):  # what one branch asks for another may not
         for jaxpr in jaxprs:
             found = axes_of_program(_program(jaxpr), axes)
-            if found is None or (results and found[1] != results):
+            if found is None or found.counts or (results and found.results != results):
                 return None
-            axes, results, parts = found[0], found[1], math.gcd(parts, found[2])
+            axes, results = found.operands, found.results
+            parts = math.gcd(parts, found.parts)
     if SUM in results or set(results) == {None}:
         return None
     return IndependentAxis((*(None for _ in range(first)), *axes), results, parts)
@@ -162,9 +175,9 @@ def _if_same(
 ) -> IndependentAxis | None:
     """The axis of a function, if its derivative has it in the same places."""
     inside = axes_of_program(_program(derivative), tuple(given), _of_values)
-    if inside is None or inside[:2] != (tuple(given), tuple(made)):
+    if inside is None or inside.counts or inside[:2] != (tuple(given), tuple(made)):
         return None
-    return dataclasses.replace(found, parts=math.gcd(found.parts, inside[2]))
+    return dataclasses.replace(found, parts=math.gcd(found.parts, inside.parts))
 
 
 def _of_values(eqn: JaxprEqn) -> Sequence[IndependentAxis]:
@@ -190,7 +203,7 @@ def _scan(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
         found = axes_of_program(_program(jaxpr), axes)
         if found is None:
             return None
-        inputs, results, count = found
+        inputs, results, count, counts = found
         parts = math.gcd(parts, count)
         if SUM in results or set(results) == {None}:
             return None
@@ -202,7 +215,7 @@ def _scan(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
         axes = after
     outer = tuple(a if a is None or i < end else a + 1 for i, a in enumerate(axes))
     made = tuple(a if a is None or i < carried else a + 1 for i, a in enumerate(results))
-    return IndependentAxis(outer, made, parts)
+    return IndependentAxis(outer, made, parts, counts=counts)
 
 
 def _program(jaxpr: Jaxpr) -> Program:

@@ -1,4 +1,4 @@
-"""Values that are cheaper to make slice by slice than to cut: masks, broadcast values, counts.
+"""Values that are made slice by slice where a slice is read: masks, counts, random bits.
 
 >>> import jax, jax.numpy as jnp
 >>> from jrc._jaxpr.independent_axes import independent_axes
@@ -15,11 +15,11 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn, Var
 
-from jrc._jaxpr.atoms import is_variable, shape_of
+from jrc._jaxpr.atoms import is_variable
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.cost import nbytes
 from jrc._jaxpr.equations import has_effects, inner_programs
-from jrc._jaxpr.primitives import Fusion, facts_of
+from jrc._jaxpr.primitives import Fusion, facts_of, primitive_name
 from jrc._jaxpr.program import INPUT, Program
 from jrc._jaxpr.varying_casts import is_cast
 from jrc._tree import is_floating
@@ -29,6 +29,10 @@ Place = tuple[Var, int]
 
 AxesOf = Callable[[JaxprEqn], Sequence[IndependentAxis]]
 """From an equation to its independent axes."""
+
+
+_DRAWN = ("random_bits", "threefry2x32")
+"""Random bits: drawn where a slice of them is read, they need no memory besides."""
 
 
 def remembered(program: Program, independent_axes: AxesOf) -> AxesOf:
@@ -91,20 +95,14 @@ class MadeInside:
         p = self._program.producer[v]
         if p == INPUT or not _is_cheap(eqn := self._program.eqns[p]):
             return None
-        if counts_along(eqn, at):
-            return IndependentAxis((), (at,), shape_of(v)[at])
         if is_cast(eqn) and is_floating(v.aval) and self._is_read(eqn.invars[0], at):
             return None  # its gradient would be summed over devices in each slice
-        return next((x for x in self._independent_axes(eqn) if x.results == (at,)), None)
-
-
-def counts_along(eqn: JaxprEqn, axis: int | None) -> bool:
-    """Return whether this is an `iota` along an axis."""
-    return eqn.primitive.name == "iota" and eqn.params["dimension"] == axis
+        return next((x for x in self._independent_axes(eqn) if set(x.results) == {at}), None)
 
 
 def _is_cheap(eqn: JaxprEqn) -> bool:
     facts = facts_of(eqn)
     if inner_programs(eqn) or has_effects(eqn) or facts.is_collective:
         return False
-    return facts.fusion is Fusion.INSIDE or facts.moves_data
+    is_drawn = primitive_name(eqn) in _DRAWN
+    return facts.fusion is Fusion.INSIDE or facts.moves_data or is_drawn

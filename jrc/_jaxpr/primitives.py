@@ -253,7 +253,7 @@ _row("dynamic_update_slice", **_free, **_no_reads, axes=axis_rules.update)
 _row("concatenate", **_free, **_no_reads, **_axis, linear=Linear.ALL)
 _row("dynamic_slice", **_free, **_no_reads, axes=axis_rules.part, linear=Linear.FIRST)
 _row("gather", **_free, **_operands, axes=axis_rules.gather, linear=Linear.FIRST)
-_row("bitcast_convert_type", **_free, **_inside)
+_row("bitcast_convert_type", **_free, **_inside, axes=axis_rules.bitcast)
 _row("scatter", **_free, axes=axis_rules.scatter)
 _row("scatter-add scatter-mul scatter-min scatter-max", axes=axis_rules.scatter)
 _row("get swap masked_load masked_swap", **_free)
@@ -264,6 +264,8 @@ _row(
     "empty empty2 axis_index platform_index program_id create_token debug_callback debug_print",
     **_free,
 )
+_row("random_bits", axes=axis_rules.random_bits)
+_row("threefry2x32", **_each)
 _row("random_wrap random_unwrap random_seed random_split random_fold_in random_clone", **_free)
 
 # Elementwise arithmetic that XLA computes inside whatever reads it.

@@ -20,10 +20,10 @@ import jax
 from jax.extend.core import JaxprEqn, Var
 
 from jrc._jaxpr import primitives
-from jrc._jaxpr.atoms import abstract, is_variable, shape_of
+from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.equations import has_effects
-from jrc._jaxpr.made_inside import MadeInside, Place, counts_along
+from jrc._jaxpr.made_inside import MadeInside, Place
 from jrc._jaxpr.program import Program
 from jrc._jaxpr.sums_onto_zeros import with_sums_onto_zeros
 from jrc._tree import is_floating
@@ -48,7 +48,7 @@ class Step:
 
     Attributes:
         position: Its position in the program.
-        axis: The axis. An `iota` along its own axis reads its slice of the numbers from 0.
+        axis: The axis.
         of_sums: Whether it is linear in sums, and runs on what each slice adds to them.
     """
 
@@ -130,12 +130,11 @@ def is_linear_in(eqn: JaxprEqn, sums: Collection[Var]) -> bool:
 
 
 def counted(slices: Slices) -> list[jax.ShapeDtypeStruct]:
-    """Return, for each `iota` that the program of a slice reads a slice of, all numbers' type."""
-    eqns = [(slices.program.eqns[step.position], step.axis) for step in slices.steps]
+    """Return, for the numbers from 0 that a slice reads a slice of, the type of all of them."""
     return [
-        jax.ShapeDtypeStruct((axis.parts,), abstract(eqn.outvars[0]).dtype)
-        for eqn, axis in eqns
-        if counts_along(eqn, axis.results[0])
+        jax.ShapeDtypeStruct((length,), dtype)
+        for step in slices.steps
+        for length, dtype in step.axis.counts
     ]
 
 
@@ -148,7 +147,8 @@ def sliced(
     """Return what of a program runs slice by slice, where some values are cut into slices.
 
     An equation that reads a slice runs on slices. What it reads beside it is cut too, where it has
-    the axis; cheap values (masks, broadcast values, counts) are made inside of the slices.
+    the axis; cheap values (masks, broadcast values, counts) are made inside of the slices, and so
+    are random bits that are drawn by their position.
 
     Args:
         program: The program.

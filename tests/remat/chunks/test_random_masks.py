@@ -1,0 +1,118 @@
+"""Random masks and noise in chunks: those of the whole, and no bits are drawn outside."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jrc
+
+DRAW = np.random.default_rng(0)
+KEY = jax.random.key(3)
+
+
+def normal(*shape):
+    return jnp.asarray(DRAW.normal(size=shape) / 8, jnp.float32)
+
+
+X, P, LAYERS = (
+    normal(512, 16),
+    (normal(16, 1024), normal(1024, 16)),
+    (normal(3, 16, 1024), normal(3, 1024, 16)),
+)
+
+
+def dropped(x, key):
+    return jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0.0)
+
+
+def mlp(p, x, key):
+    return jnp.mean((dropped(jax.nn.gelu(x @ p[0]), key) @ p[1]) ** 2)
+
+
+def noise(p, x, key):
+    wide = x @ p[0]
+    wide = wide + jax.random.normal(key, wide.shape)
+    gumbel = jax.random.gumbel(jax.random.fold_in(key, 1), wide.shape)
+    return jnp.mean(jax.nn.logsumexp(wide + gumbel, axis=1))
+
+
+def per_example(p, x, key):
+    keys = jax.random.split(key, len(x))
+    one = lambda row, key: jnp.sum(dropped(jax.nn.gelu(row @ p[0]), key) @ p[1]) ** 2  # noqa: E731
+    return jnp.mean(jax.vmap(one)(x, keys))
+
+
+def blocks(p, x, key):
+    @jax.checkpoint
+    def block(x, key):
+        return x + dropped(jax.nn.gelu(x @ p[0]), key) @ p[1]
+
+    for i in range(2):
+        x = block(x, jax.random.fold_in(key, i))
+    return jnp.mean(x**2)
+
+
+def scanned(p, x, key):
+    def body(carry, w):
+        x, i = carry
+        wide = dropped(jax.nn.gelu(x @ w[0]), jax.random.fold_in(key, i))
+        return (x + wide @ w[1], i + 1), None
+
+    (x, _), _ = jax.lax.scan(body, (x, 0), p)
+    return jnp.mean(x**2)
+
+
+def attention(p, x, key):
+    scores = jax.nn.softmax((x @ p[0][:, :64]) @ (x @ p[0][:, 64:128]).T)
+    return jnp.mean((dropped(scores, key) @ (x @ p[0][:, :16])) ** 2)
+
+
+def peak(fn, *args):
+    memory = jax.jit(jax.value_and_grad(fn)).lower(*args).compile().memory_analysis()
+    return memory.temp_size_in_bytes
+
+
+@pytest.mark.slow(after=2)
+@pytest.mark.parametrize("loss", [mlp, noise, per_example, blocks, scanned, attention])
+def test_masks_and_noise_are_those_of_the_whole(loss):
+    args = LAYERS if loss is scanned else P, X, KEY
+    whole = peak(loss, *args)
+    own = 2 * sum(x.nbytes for x in jax.tree.leaves(args[0])) + X.nbytes
+    plan = jrc.plan(loss, *args, budget=own + whole // 6)
+    assert plan.chunks and peak(plan.apply(loss), *args) < whole // 5
+    value, gradients = jax.jit(jax.value_and_grad(loss))(*args)
+    found, planned = jax.jit(jax.value_and_grad(plan.apply(loss)))(*args)
+    np.testing.assert_allclose(found, value, rtol=1e-6)
+    for got, wanted in zip(jax.tree.leaves(planned), jax.tree.leaves(gradients), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=3e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("loss", [mlp, per_example, scanned])
+@pytest.mark.parametrize("chunks", [4, 7])
+def test_chunks_by_hand(loss, chunks):
+    """Of 7 chunks the last is shorter."""
+    args = LAYERS if loss is scanned else P, X, KEY
+    if loss is per_example:
+        keys = jax.random.split(KEY, len(X))
+        one = lambda p, row, key: jnp.sum(dropped(row @ p[0], key) ** 2)  # noqa: E731
+        fn = lambda p, x, keys: jnp.sum(jax.vmap(one, (None, 0, 0))(p, x, keys))  # noqa: E731
+        args, axes = (P, X, keys), (None, 0, 0)
+    else:
+        axes = (None, 0, None)
+        fn = lambda p, x, key: jnp.sum(loss(p, x, key) * len(X))  # noqa: E731
+    lean = jrc.chunked(fn, axes, chunks=chunks)
+    wanted, found = jax.jit(jax.grad(fn))(*args), jax.jit(jax.grad(lean))(*args)
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=3e-6 * np.abs(want).max())
+
+
+def test_bits_that_are_not_drawn_by_position_stay_whole():
+    """Those of the `rbg` generator depend on the shape of all of them."""
+    key = jax.random.key(3, impl="rbg")
+    plan = jrc.plan(mlp, P, X, key, budget="8MiB")
+    wanted, found = (jax.jit(jax.grad(f))(P, X, key) for f in (mlp, plan.apply(mlp)))
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=3e-6 * np.abs(want).max())
+    with pytest.raises(jrc.BudgetError):
+        jrc.plan(mlp, P, X, key, budget="1MiB")
