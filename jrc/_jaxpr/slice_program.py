@@ -174,7 +174,7 @@ def _plain(part: _Part) -> Rewritten:
 def _iota(part: _Part) -> Rewritten:
     """Positions along the axis, repeated along the others."""
     (aval,), at = part.avals, part.axis.results[0]
-    return part.call(lambda x: [jax.lax.broadcast_in_dim(x, aval.shape, (at,))], *part.numbers)
+    return part.call(lambda x: [jax.lax.broadcast_in_dim(x, aval.shape, (at or 0,))], *part.numbers)
 
 
 def _random_bits(part: _Part) -> Rewritten:

@@ -4,12 +4,13 @@ import dataclasses
 from typing import Any
 
 from jrc._targets import Chip, Target, chip_of_device
-from jrc.remat._compiled.hlo import Module
+from jrc.remat._compiled.hlo import Computation, Instruction, Module
 from jrc.remat._time.cycles import cycles
 from jrc.remat._time.exchange import exchange_seconds
 from jrc.remat._time.host_rates import host_rates
 from jrc.remat._time.rates import Rates, rates_of_chip
-from jrc.remat._time.roofline import roofline_seconds
+from jrc.remat._time.kernel import kernel_of
+from jrc.remat._time.roofline import kernel_seconds, roofline_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,5 +74,12 @@ def seconds_on(module: Module, device: Device, temporaries: int = 0) -> Seconds:
     chip = device.chip
     beside = exchange_seconds(module, chip) if chip else temporaries / device.rates.new_memory
     if chip and chip.clock.value:
-        return Seconds(cycles(module) / chip.clock.value + beside, "stated by the compiler")
+        clock = chip.clock.value
+
+        def by_roofline(around: Computation, each: Instruction) -> float:
+            kernel = kernel_of(module, around, each)
+            return clock * kernel_seconds(kernel, device.rates) if kernel else 0.0
+
+        stated = cycles(module, by_roofline) / clock
+        return Seconds(stated + beside, "stated by the compiler")
     return Seconds(roofline_seconds(module, device.rates) + beside, "modelled")

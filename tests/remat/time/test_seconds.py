@@ -42,15 +42,31 @@ def entry(*lines):
     )
 
 
+def no_other(around, each):
+    raise AssertionError(f"the compiler states the cycles of {each}")
+
+
 def test_cycles_of_a_loop_count_as_often_as_it_iterates():
-    assert cycles(parse_hlo(LOOP)) == 10 * (30 + 12)
+    assert cycles(parse_hlo(LOOP), no_other) == 10 * (30 + 12)
     once = LOOP.replace('"known_trip_count":{"n":"10"}', '"known_trip_count":{"n":"1"}')
-    assert cycles(parse_hlo(once)) == 42
+    assert cycles(parse_hlo(once), no_other) == 42
 
 
 def test_cycles_become_seconds_by_the_clock():
     found = seconds_on(parse_hlo(LOOP), known_device("tpu", dataclasses.replace(CHIP, clock=CLOCK)))
     assert found.value == pytest.approx(420e-6) and found.source == "stated by the compiler"
+
+
+def test_a_kernel_of_unknown_cycles_takes_as_long_as_its_bytes():
+    """The compiler for v6e states the largest number for gathers on its SparseCores."""
+    text = 'ROOT %b = f32[1000]{0} copy(%a), backend_config={"estimated_cycles":"CYCLES"}'
+    device = known_device("tpu", dataclasses.replace(CHIP, clock=CLOCK))
+    seconds = [
+        seconds_on(entry("%a = f32[1000]{0} parameter(0)", text.replace("CYCLES", each)), device)
+        for each in ("1000", str(2**63 - 1))
+    ]
+    assert seconds[0].value == pytest.approx(1000 / CLOCK.value)
+    assert seconds[1].value == pytest.approx(8000 / CHIP.memory_bandwidth.value)
 
 
 def test_of_a_device_without_known_rates_there_are_no_seconds():
@@ -202,7 +218,7 @@ def test_views_and_constants_take_no_time():
 
 def test_of_a_conditional_the_dearest_branch_counts():
     module = parse_hlo(CONDITIONAL)
-    assert cycles(module) == 70
+    assert cycles(module, no_other) == 70
 
 
 def test_collectives_and_copies_to_the_host_are_added():
