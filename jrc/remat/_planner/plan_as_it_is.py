@@ -140,13 +140,13 @@ class PlannerAsItIs:
             return plan_of_process_0(lambda: self._find(limit))
 
     def _find(self, budget: Budget) -> Plan:
-        """The function as it is if that fits, else the fewest chunks that do."""
+        """The function as it is if that fits, else the fastest chunks that do, of a few."""
         forms = [self.baseline]
         whole = self.baseline.cost.peak
         if isinstance(budget, Share):
             budget = int(budget.of_baseline * whole)
         if isinstance(budget, float):
-            forms += self._leaner(whole)
+            forms += map(self._of_size, self._sizes)
             least = min(each.cost.peak for each in forms)
             budget = int(least + budget * (whole - least))
         if whole > budget:
@@ -164,12 +164,6 @@ class PlannerAsItIs:
             )
         return self._plan(min(fitting, key=_seconds), forms, budget)
 
-    def _share_of_temporaries(self, budget: int, share: float) -> int:
-        """A share of the bytes that a budget leaves for temporaries on one device."""
-        whole = self.baseline.cost
-        size = int(share * (budget - whole.peak + whole.temporaries))
-        return max(size, SETTINGS.least_chunk)
-
     def _regions(self, narrow: int) -> list[RegionInside]:
         program = self.traced.program
         return regions_within(program, narrow, split=self.split, devices=self.parts)
@@ -179,20 +173,41 @@ class PlannerAsItIs:
         found = tuple(each for each in chunks if each is not None)
         return self._form(found) if found else self.baseline
 
-    def _leaner(self, whole: int) -> list[_Form]:
-        """The function in each of the sizes of chunks."""
-        sizes = [self._share_of_temporaries(whole, each) for each in SETTINGS.chunk_sizes]
-        return [self._in_chunks(self._regions(size), size) for size in sizes]
+    @functools.cached_property
+    def _sizes(self) -> list[int]:
+        """Bytes of a chunk that are tried, the same for every budget, the largest first."""
+        sizes = [self.baseline.cost.temporaries // 2]
+        while sizes[-1] > SETTINGS.least_chunk:
+            sizes.append(max(sizes[-1] // SETTINGS.smaller_chunks, SETTINGS.least_chunk))
+        return sizes
+
+    def _of_size(self, size: int) -> _Form:
+        """The function with regions around values wider than a chunk, in chunks of this size."""
+        return self._in_chunks(self._regions(size), size)
 
     def _within(self, budget: int) -> list[_Form]:
-        """The largest of the sizes of chunks that fits, those before it, and larger chunks."""
+        """The largest of the sizes of chunks that fits, those before it, and its neighbours.
+
+        Where none fits they are all of them: no budget is refused that the least of another fits.
+        """
+        whole = self.baseline.cost
+        available = budget - whole.peak + whole.temporaries
         found = []
-        for share in SETTINGS.chunk_sizes:
-            size = self._share_of_temporaries(budget, share)
-            regions = self._regions(size)
-            found.append(self._in_chunks(regions, size))
-            if found[-1].cost.peak <= budget:
-                return found + self._fewer_chunks(regions, budget, size)
+        for size in self._sizes:
+            if 2 * size <= available:
+                found.append(self._of_size(size))
+                if found[-1].cost.peak <= budget:
+                    found += self._fewer_chunks(self._regions(size), budget, size)
+                    return found + self._smaller_chunks(size, min(found, key=_seconds))
+        return [self._of_size(size) for size in self._sizes]
+
+    def _smaller_chunks(self, fits: int, fastest: _Form) -> list[_Form]:
+        """Smaller chunks than some that fit, as long as they are faster: they may fit a cache."""
+        found = [fastest]
+        for size in self._sizes[self._sizes.index(fits) + 1 :]:
+            found.append(self._of_size(size))
+            if _seconds(found[-1]) >= _seconds(found[-2]):
+                break
         return found
 
     def _fewer_chunks(self, regions: Sequence[RegionInside], budget: int, fits: int) -> list[_Form]:

@@ -76,6 +76,7 @@ class PlannerSettings:
         chunk_shares: Values wider than one of these shares of what a budget leaves for temporaries
             are made in chunks.
         chunk_sizes: What a chunk may have of them.
+        smaller_chunks: Of a function as it is chunks of sizes are tried that have this ratio.
         larger_chunks: So often a size of chunks is sought that just fits a function as it is.
         chunked_problems: At most so many ways to run regions in chunks are looked at.
         chunk_equations: Likewise, at most this number over the number of equations.
@@ -152,6 +153,7 @@ class PlannerSettings:
     chunk_sizes: tuple[float, ...] = (0.5, 0.125, 0.03, 0.0075, 0.002)
     narrow_in_loss: int = 2**10
     cost_outside_loss: float = 0.1
+    smaller_chunks: int = 4
     larger_chunks: int = 5
     chunked_problems: int = 16
     too_large_costs: float = 3.0

@@ -8,8 +8,8 @@ from jrc.remat._compiled.hlo import Computation, Instruction, Module
 from jrc.remat._time.cycles import cycles
 from jrc.remat._time.exchange import exchange_seconds
 from jrc.remat._time.host_rates import host_rates
-from jrc.remat._time.rates import Rates, rates_of_chip
 from jrc.remat._time.kernel import kernel_of
+from jrc.remat._time.rates import Rates, rates_of_chip
 from jrc.remat._time.roofline import kernel_seconds, roofline_seconds
 
 

@@ -66,7 +66,7 @@ def test_a_kernel_of_unknown_cycles_takes_as_long_as_its_bytes():
         for each in ("1000", str(2**63 - 1))
     ]
     assert seconds[0].value == pytest.approx(1000 / CLOCK.value)
-    assert seconds[1].value == pytest.approx(8000 / CHIP.memory_bandwidth.value)
+    assert seconds[1].value == pytest.approx(device.rates.seconds_of_bytes(8000))
 
 
 def test_of_a_device_without_known_rates_there_are_no_seconds():
