@@ -3,6 +3,7 @@
 A multiplication and an addition are two operations; a transcendental function is one an element.
 Dense factorisations have the leading terms of Golub and Van Loan, "Matrix Computations", 4th ed.,
 tables of chapters 4, 5, 7 and 8; a factorisation without vectors costs less than one with them.
+Random bits count the operations of their generator, on whole numbers.
 
 >>> import jax, jax.numpy as jnp
 >>> (eqn,) = jax.make_jaxpr(jax.lax.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns
@@ -18,6 +19,9 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from jrc._jaxpr.axes import dimension_numbers, operand_axes
+from jrc._jaxpr.random_bits import are_drawn_by_position
+
+_THREEFRY = 20 * 5 + 6 * 2
 
 FlopRule = Callable[[JaxprEqn], int]
 
@@ -30,6 +34,17 @@ def no_flops(_: JaxprEqn) -> int:
 def elementwise(eqn: JaxprEqn) -> int:
     """Return one operation an element of the larger side: reductions and scatters as well."""
     return max([_size(atom) for atom in (*eqn.invars, *eqn.outvars)], default=0)
+
+
+def random_bits(eqn: JaxprEqn) -> int:
+    """Return the operations of Threefry-2x32, with half of its bits unused; else one an entry.
+
+    It has 20 rounds of an addition, a rotation and an exclusive or, and adds words of the key to
+    both halves six times.
+    """
+    (bits, *_) = eqn.outvars
+    is_threefry = eqn.primitive.name == "threefry2x32" or are_drawn_by_position(eqn)
+    return _size(bits) * (_THREEFRY if is_threefry else 1)
 
 
 def dot_general(eqn: JaxprEqn) -> int:

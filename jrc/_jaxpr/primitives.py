@@ -264,8 +264,8 @@ _row(
     "empty empty2 axis_index platform_index program_id create_token debug_callback debug_print",
     **_free,
 )
-_row("random_bits", axes=axis_rules.random_bits)
-_row("threefry2x32", **_each)
+_row("random_bits", flops=rules.random_bits, axes=axis_rules.random_bits)
+_row("threefry2x32", flops=rules.random_bits, **_each)
 _row("random_wrap random_unwrap random_seed random_split random_fold_in random_clone", **_free)
 
 # Elementwise arithmetic that XLA computes inside whatever reads it.

@@ -16,6 +16,7 @@ from jrc._jaxpr import (
 )
 
 A, B = jnp.ones((8, 16)), jnp.ones((16, 32))
+KEY = jax.random.key(0)
 DOT = 2 * 8 * 16 * 32
 
 
@@ -85,6 +86,11 @@ CASES = {
         77,
     ),
     "sum": (lambda: count(jnp.sum, A), A.size),
+    "random bits": (lambda: count(lambda key: jax.random.bits(key, (7, 3)), KEY), 112 * 21),
+    "random bits of rbg": (
+        lambda: count(lambda key: jax.random.bits(key, (7, 3)), jax.random.key(0, impl="rbg")),
+        21,
+    ),
 }
 
 

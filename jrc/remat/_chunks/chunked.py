@@ -57,7 +57,8 @@ def chunked(
     itself; else what it holds is written out. Elsewhere a chunk is recomputed in the backward pass.
     Forward mode, reverse mode and higher derivatives work, and so does `jax.vmap`.
 
-    Random bits are drawn for the whole array, so that they are those of the function itself.
+    Random bits are those of the function itself: a chunk draws those at its positions, where JAX's
+    default generator makes them, and other generators draw for the whole array, outside.
 
     Args:
         fn: A pure JAX-traceable function of pytrees. What it closes over is read whole.
