@@ -148,7 +148,7 @@ def _panel(axes: Any, rows: list[Found]) -> None:
     axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
     axes.minorticks_off()
     axes.grid(axis="y", visible=False)
-    axes.legend(ncols=len(_NAMES), loc="lower left", bbox_to_anchor=(0, 1.0))
+    axes.legend(ncols=len(_NAMES), loc="lower left", bbox_to_anchor=(-0.1, 1.0), columnspacing=1.0)
 
 
 def _bars_of(row: Found) -> dict[str, tuple[float, str]]:

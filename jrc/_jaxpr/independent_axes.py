@@ -25,6 +25,7 @@ from jrc._jaxpr.custom_derivatives import (
 )
 from jrc._jaxpr.equations import has_effects, inner_programs
 from jrc._jaxpr.inline import inline_all
+from jrc._jaxpr.linear_solve import solver_programs
 from jrc._jaxpr.primitives import facts_of, primitive_name
 from jrc._jaxpr.program import Program
 from jrc._jaxpr.slices import Dependent, sliced
@@ -90,7 +91,7 @@ def axes_of_program(
     axes = {v: a for v, a in zip(inputs, given, strict=True) if a is not None}
     while True:
         try:
-            slices = sliced(program, axes, axes_of)
+            slices = sliced(program, axes, axes_of, inputs_alone=True)
         except Dependent:
             return None
         # What reads another input that is cut too runs on slices as well.
@@ -218,12 +219,40 @@ def _scan(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
     return IndependentAxis(outer, made, parts, counts=counts)
 
 
+def _linear_solve(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
+    """Of a solution: all programs have the axis, where the right sides and solutions have it."""
+    programs = solver_programs(eqn)
+    sides = len(eqn.invars) - len(eqn.outvars)
+    axes: list[int | None] = [None for _ in eqn.invars]
+    axes[operand], parts = axis, shape_of(eqn.invars[operand])[axis]
+    before: list[int | None] = []
+    while axes != before:
+        before = list(axes)
+        for each in programs:
+            given = tuple(axes[i] for i in each.operands)
+            if set(given) == {None}:
+                continue
+            found = axes_of_program(_program(each.jaxpr), given)
+            if found is None or found.counts or SUM in found.results or None in found.results:
+                return None
+            for i, at in zip(each.operands, found.operands, strict=True):
+                axes[i] = at if axes[i] is None else axes[i]
+            for i, at in enumerate(found.results, sides):
+                if axes[i] not in (None, at):
+                    return None
+                axes[i] = at
+            parts = math.gcd(parts, found.parts)
+    results = tuple(axes[sides:])
+    return None if None in results else IndependentAxis(tuple(axes), results, parts)
+
+
 def _program(jaxpr: Jaxpr) -> Program:
     return Program(inline_all(jaxpr))
 
 
 _INSIDE: dict[str, Callable[[JaxprEqn, int, int], Any]] = {
     "scan": _scan,
+    "custom_linear_solve": _linear_solve,
     "cond": _calls,
     "custom_jvp_call": _custom_jvp,
     "custom_vjp_call": _custom_vjp,

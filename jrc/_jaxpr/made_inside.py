@@ -73,6 +73,13 @@ class MadeInside:
         is_made = self._bytes_of_operands(v, at) <= nbytes(v.aval)
         return self._axis_of_result(v, at) if is_made else None
 
+    def axis_of_any(self, v: Var, at: int) -> IndependentAxis | None:
+        """Return along which axis a value may be made in slices, whatever it costs."""
+        p = self._program.producer[v]
+        if p == INPUT or has_effects(eqn := self._program.eqns[p]) or facts_of(eqn).is_collective:
+            return None
+        return self._along(eqn, v, at)
+
     def bytes(self, v: Var, at: int) -> int:
         """Return the bytes of what is cut: for a value that is made in slices, or itself."""
         if (v, at) not in self._bytes:
@@ -95,6 +102,9 @@ class MadeInside:
         p = self._program.producer[v]
         if p == INPUT or not _is_cheap(eqn := self._program.eqns[p]):
             return None
+        return self._along(eqn, v, at)
+
+    def _along(self, eqn: JaxprEqn, v: Var, at: int) -> IndependentAxis | None:
         if is_cast(eqn) and is_floating(v.aval) and self._is_read(eqn.invars[0], at):
             return None  # its gradient would be summed over devices in each slice
         return next((x for x in self._independent_axes(eqn) if set(x.results) == {at}), None)

@@ -33,6 +33,7 @@ from jrc._jaxpr.custom_derivatives import (
 from jrc._jaxpr.equations import call_name, inner_program, inner_programs, policy_in
 from jrc._jaxpr.independent_axes import independent_axes
 from jrc._jaxpr.inline import inline_all, splice
+from jrc._jaxpr.linear_solve import solver_programs, with_solver_programs
 from jrc._jaxpr.mark import mark_of
 from jrc._jaxpr.primitives import primitive_name
 from jrc._jaxpr.program import Program, evaluate
@@ -221,6 +222,18 @@ def _loop_that_reads(body: Jaxpr, eqn: JaxprEqn) -> Callable[..., list[Any]]:
     return run
 
 
+def _linear_solve(part: _Part) -> Rewritten:
+    """The solution of linear equations: each of its programs gets slices."""
+    eqn, axes = part.eqn, part.axis.operands
+    jaxprs = {
+        each.name: _on_slices(each.jaxpr, [axes[i] for i in each.operands], part.share)
+        for each in solver_programs(eqn)
+    }
+    outvars = [Var(aval) for aval in part.avals]
+    params = with_solver_programs(eqn, jaxprs)
+    return [eqn.replace(invars=list(part.invars), outvars=outvars, params=params)], outvars
+
+
 def _checkpoint(part: _Part) -> Rewritten:
     """A `jax.checkpoint` region that `jax_remat3` wraps: its types are not only in the program."""
     eqn = part.eqn
@@ -324,6 +337,7 @@ def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], share: Fraction) -> Jax
 
 _CONSTRUCTS: dict[str, Callable[[_Part], Rewritten]] = {
     "scan": _with_programs,
+    "custom_linear_solve": _linear_solve,
     "cond": _with_programs,
     "jit": _with_programs,
     "remat2": _with_programs,

@@ -143,6 +143,7 @@ def sliced(
     axes: Mapping[Var, int],
     independent_axes: Callable[[JaxprEqn], Sequence[IndependentAxis]],
     among: Collection[int] | None = None,
+    inputs_alone: bool = False,
 ) -> Slices:
     """Return what of a program runs slice by slice, where some values are cut into slices.
 
@@ -155,11 +156,12 @@ def sliced(
         axes: The values that are read in slices, each with its axis.
         independent_axes: The axes of an equation, see `IndependentAxis`.
         among: The equations that may run on slices; by default all that the results depend on.
+        inputs_alone: Whether inputs alone are cut: then all that can be is made inside.
 
     Raises:
         Dependent: If an equation needs more than a slice of what it reads.
     """
-    walk = _Walk(program, dict(axes), independent_axes, among or ())
+    walk = _Walk(program, dict(axes), independent_axes, among or (), inputs_alone)
     if among is None:
         among = [p for p, is_live in enumerate(program.live()) if is_live]
     for p in sorted(among):
@@ -187,8 +189,9 @@ class _Walk:
         axes: dict[Var, int],
         independent_axes: Callable[[JaxprEqn], Sequence[IndependentAxis]],
         among: Collection[int],
+        inputs_alone: bool,
     ) -> None:
-        self.among = frozenset(among)
+        self.among, self.inputs_alone = frozenset(among), inputs_alone
         self.program, self.axes = program, axes
         self.independent_axes = with_sums_onto_zeros(program, independent_axes)
         self.steps: dict[Step, None] = {}
@@ -282,7 +285,8 @@ class _Walk:
             if place in done:
                 continue
             done.add(place)
-            axis = self.made_inside.axis(*place)
+            find = self.made_inside.axis_of_any if self.inputs_alone else self.made_inside.axis
+            axis = find(*place)
             if axis is None:
                 self.given[place] = None
             else:

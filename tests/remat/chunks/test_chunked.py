@@ -534,3 +534,42 @@ def test_rows_that_are_counted_are_independent():
     lean = jrc.chunked(loss, in_axes=(0, 0), chunks=4)
     np.testing.assert_allclose(lean(logits, labels), loss(logits, labels), rtol=1e-6)
     np.testing.assert_allclose(jax.grad(lean)(logits, labels), jax.grad(loss)(logits, labels), 1e-6)
+
+
+SHIFT = 4 * jnp.eye(4)[None]
+
+
+def solved(w, a, b):
+    return jnp.mean(jnp.linalg.solve(a @ w + SHIFT, b) ** 2)
+
+
+def inverted(w, a, b):
+    return jnp.mean(jnp.linalg.inv(a @ w + SHIFT) @ b)
+
+
+def solved_each(w, a, b):
+    one = lambda a, b: jnp.linalg.solve(a @ w + SHIFT[0], b)  # noqa: E731
+    return jnp.mean(jax.vmap(one)(a, b) ** 2)
+
+
+def solved_symmetric(w, a, b):
+    spd = a @ a.transpose(0, 2, 1) + SHIFT
+    return jnp.mean(jax.scipy.linalg.solve(spd, b, assume_a="pos") ** 2)
+
+
+@pytest.mark.slow(after=1)
+@pytest.mark.parametrize("fn", [solved, inverted, solved_each, solved_symmetric])
+def test_linear_equations_of_a_batch(fn):
+    """Of 5 chunks the last is shorter."""
+    args = normal(0, 4, 4), normal(1, 33, 4, 4), normal(2, 33, 4, 1)
+    lean = jrc.chunked(fn, (None, 0, 0), chunks=5)
+    wanted = jax.value_and_grad(fn, argnums=(0, 1, 2))
+    close(jax.jit(jax.value_and_grad(lean, argnums=(0, 1, 2)))(*args), jax.jit(wanted)(*args))
+    second = lambda f: jax.grad(lambda w: jnp.sum(jax.grad(f)(w, *args[1:]) ** 2))  # noqa: E731
+    close(jax.jit(second(lean))(args[0]), jax.jit(second(fn))(args[0]), 1e-5)
+
+
+def test_one_system_of_equations_is_not_independent():
+    with pytest.raises(ValueError, match="custom_linear_solve"):
+        lean = jrc.chunked(lambda b: jnp.sum(jnp.linalg.solve(SHIFT[0], b)), 0, chunks=2)
+        lean(jnp.ones(4))
