@@ -367,7 +367,7 @@ def _kept(eqn: JaxprEqn, used: Collection[int]) -> list[IndependentAxis]:
     ]
 
 
-def _window_axes(rank: int, *without: Sequence[int]) -> list[int]:
+def _window_axes(rank: int, *without: Sequence[Any]) -> list[int]:
     gone = {axis for axes in without for axis in axes}
     return [axis for axis in range(rank) if axis not in gone]
 
