@@ -176,7 +176,7 @@ class PlannerAsItIs:
     @functools.cached_property
     def _sizes(self) -> list[int]:
         """Bytes of a chunk that are tried, the same for every budget, the largest first."""
-        sizes = [self.baseline.cost.temporaries // 2]
+        sizes = [max(self.baseline.cost.temporaries // 2, SETTINGS.least_chunk)]
         while sizes[-1] > SETTINGS.least_chunk:
             sizes.append(max(sizes[-1] // SETTINGS.smaller_chunks, SETTINGS.least_chunk))
         return sizes
