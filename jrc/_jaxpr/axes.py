@@ -8,6 +8,7 @@ OperandAxes(batch=(0,), free=(1,), contracted=(2,))
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn
@@ -98,3 +99,25 @@ def takes_one_of_each_row(eqn: JaxprEqn) -> bool:
 def reduced_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
     """Return the axes, of its operand or of a mesh, that an equation reduces over, if it does."""
     return tuple(eqn.params.get("axes", ()))
+
+
+def same_entries(
+    before: Sequence[int], after: Sequence[int]
+) -> Iterator[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
+    """Yield pairs of runs of axes with the same entries, each axis with its length.
+
+    Axes of length 1 are in none.
+    """
+    left = [(axis, n) for axis, n in enumerate(before) if n != 1]
+    right = [(axis, n) for axis, n in enumerate(after) if n != 1]
+    if 0 in (*before, *after):
+        return
+    while left or right:
+        first, second = [left.pop(0)], [right.pop(0)]
+        while (a := _product(first)) != (b := _product(second)):
+            (first if a < b else second).append((left if a < b else right).pop(0))
+        yield first, second
+
+
+def _product(axes: Sequence[tuple[int, int]]) -> int:
+    return math.prod(n for _, n in axes)

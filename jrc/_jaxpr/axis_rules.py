@@ -21,8 +21,8 @@ from typing import Any
 from jax.extend.core import JaxprEqn
 
 from jrc._jaxpr.atoms import shape_of
-from jrc._jaxpr.axes import dimension_numbers, operand_axes, reduced_axes
-from jrc._jaxpr.random_bits import are_drawn_by_position
+from jrc._jaxpr.axes import dimension_numbers, operand_axes, reduced_axes, same_entries
+from jrc._jaxpr.random_bits import are_drawn_by_position, is_threefry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def reshape(eqn: JaxprEqn) -> list[IndependentAxis]:
     if eqn.params.get("dimensions") is not None:
         return []
     found = []
-    for before, after in _same_entries(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])):
+    for before, after in same_entries(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])):
         if before and after:
             (axis, length), (to, other) = before[0], after[0]
             parts = math.gcd(length, other)
@@ -192,9 +192,12 @@ def iota(eqn: JaxprEqn) -> list[IndependentAxis]:
 
 
 def random_bits(eqn: JaxprEqn) -> list[IndependentAxis]:
-    """Return the axes of the keys, and those of one key's bits that are drawn by their position."""
+    """Return the axes of the keys, and those of one key's bits that are drawn by their position.
+
+    Of several keys other generators than Threefry draw bits that depend on how many they are.
+    """
     shape, keys = shape_of(eqn.outvars[0]), len(shape_of(eqn.invars[0]))
-    along = range(keys if not are_drawn_by_position(eqn) else len(shape))
+    along = len(shape) if are_drawn_by_position(eqn) else keys if is_threefry(eqn) else 0
     return [
         IndependentAxis(
             (axis if axis < keys else None,),
@@ -202,7 +205,7 @@ def random_bits(eqn: JaxprEqn) -> list[IndependentAxis]:
             shape[axis],
             counts=((shape[axis], "uint32"),) * (axis >= keys),
         )
-        for axis in along
+        for axis in range(along)
         if shape[axis] > 1
     ]
 
@@ -370,25 +373,6 @@ def _kept(eqn: JaxprEqn, used: Collection[int]) -> list[IndependentAxis]:
 def _window_axes(rank: int, *without: Sequence[Any]) -> list[int]:
     gone = {axis for axes in without for axis in axes}
     return [axis for axis in range(rank) if axis not in gone]
-
-
-def _same_entries(
-    before: Sequence[int], after: Sequence[int]
-) -> Iterator[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
-    """Pairs of runs of axes with the same entries, each axis with its length; none of length 1."""
-    left = [(axis, n) for axis, n in enumerate(before) if n != 1]
-    right = [(axis, n) for axis, n in enumerate(after) if n != 1]
-    if 0 in (*before, *after):
-        return
-    while left or right:
-        first, second = [left.pop(0)], [right.pop(0)]
-        while (a := _product(first)) != (b := _product(second)):
-            (first if a < b else second).append((left if a < b else right).pop(0))
-        yield first, second
-
-
-def _product(axes: Sequence[tuple[int, int]]) -> int:
-    return math.prod(n for _, n in axes)
 
 
 def _same(shape: Sequence[int], whole: Sequence[int], axis: int) -> int | None:

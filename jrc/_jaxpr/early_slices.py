@@ -142,7 +142,9 @@ def _axis(eqn: JaxprEqn, part: _Slice) -> IndependentAxis | None:
         has_places = made and all(
             at == part.axis and shape_of(v)[at] == axis.parts for v, at in made
         )
-        if has_places and not axis.is_summed and not axis.counts:
+        read = [(x, at) for x, at in zip(eqn.invars, axis.operands, strict=True) if at is not None]
+        is_whole = all(shape_of(x)[at] == axis.parts for x, at in read)
+        if has_places and is_whole and not axis.is_summed and not axis.counts:
             return axis
     return None
 

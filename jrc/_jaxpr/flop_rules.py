@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from jrc._jaxpr.axes import dimension_numbers, operand_axes
-from jrc._jaxpr.random_bits import are_drawn_by_position
+from jrc._jaxpr.random_bits import is_threefry
 
 _THREEFRY = 20 * 5 + 6 * 2
 
@@ -43,8 +43,8 @@ def random_bits(eqn: JaxprEqn) -> int:
     both halves six times.
     """
     (bits, *_) = eqn.outvars
-    is_threefry = eqn.primitive.name == "threefry2x32" or are_drawn_by_position(eqn)
-    return _size(bits) * (_THREEFRY if is_threefry else 1)
+    is_dear = eqn.primitive.name == "threefry2x32" or is_threefry(eqn)
+    return _size(bits) * (_THREEFRY if is_dear else 1)
 
 
 def dot_general(eqn: JaxprEqn) -> int:

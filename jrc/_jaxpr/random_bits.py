@@ -31,9 +31,19 @@ Words = tuple[Any, Any]
 
 
 def are_drawn_by_position(eqn: JaxprEqn) -> bool:
-    """Return whether each of the bits depends on the key and its position alone."""
-    dtype = getattr(eqn.invars[0].aval, "dtype", None)
-    return jax.config.jax_threefry_partitionable and dtype == _threefry()
+    """Return whether each of the bits depends on the key and its position alone.
+
+    Bits of a key that varies over manual axes of a mesh count as others: equations for a slice are
+    traced without such axes.
+    """
+    varies = getattr(eqn.invars[0].aval, "manual_axis_type", None)
+    is_alike = not getattr(varies, "varying", None)
+    return jax.config.jax_threefry_partitionable and is_threefry(eqn) and is_alike
+
+
+def is_threefry(eqn: JaxprEqn) -> bool:
+    """Return whether keys are those of JAX's default generator."""
+    return getattr(eqn.invars[0].aval, "dtype", None) == _threefry()
 
 
 @functools.cache
@@ -72,10 +82,11 @@ def bits_at(key: Any, numbers: Any, shape: Sequence[int], axis: int, width: int)
         Unsigned numbers of the shape, but for `n` along the axis.
     """
     high, low = _positions(numbers, shape, axis)
-    # On explicit mesh axes all operands must be of one type, under `jax.vmap` too.
-    nothing = low ^ low
-    words = (word + nothing for word in (*jax.random.key_data(key), high))
-    one, other = threefry2x32_p.bind(*words, low)
+    # All operands must vary over the same axes of a mesh, and be split alike under `jax.vmap`.
+    first, second = jax.random.key_data(key)
+    nothing = (first ^ first) + (low ^ low)
+    words = (word + nothing for word in (first, second, high, low))
+    one, other = threefry2x32_p.bind(*words)
     dtype = jnp.dtype(f"uint{width}")
     if width == 64:
         return (one.astype(dtype) << 32) | other.astype(dtype)

@@ -26,7 +26,13 @@ def constraint(eqn: JaxprEqn) -> list[IndependentAxis]:
 
 
 def reshard(eqn: JaxprEqn) -> list[IndependentAxis]:
-    """Return the axes that are split over the same axes of an explicit mesh before and after."""
+    """Return the axes that are split over the same axes of an explicit mesh before and after.
+
+    There are none where a value enters or leaves a part of the program on automatic axes.
+    """
+    kinds = {x.aval.sharding.mesh.axis_types for x in (*eqn.invars, *eqn.outvars)}  # type: ignore[attr-defined]
+    if len(kinds) > 1:
+        return []
     rank = len(shape_of(eqn.outvars[0]))
     before, after = (
         padded(trimmed(x.aval.sharding.spec), rank)  # type: ignore[attr-defined]

@@ -116,3 +116,15 @@ def test_it_ends_at_a_product():
     program = program_of(lambda x, w: (jnp.tanh(x @ w @ w.T) @ w)[1:], X, W)
     rows = [shape[0] for name, shape in shapes(early_slices(program)) if name == "dot_general"]
     assert rows == [7, 7, 6]
+
+
+def test_a_slice_of_a_split_axis_stays_behind_the_reshape():
+    """Two of four heads are not the first two columns."""
+
+    def heads(x, w):
+        return jnp.sum(jnp.tanh((x @ w).reshape(6, 4, 3)[:, :2]))
+
+    args = jnp.ones((6, 5)), jnp.arange(60.0).reshape(5, 12)
+    program = Program(inline_all(jax.make_jaxpr(heads)(*args).jaxpr))
+    new = early_slices(program)
+    np.testing.assert_allclose(evaluate(new.jaxpr)(*args)[0], heads(*args), rtol=1e-6)

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jrc
+from jrc._jaxpr import independent_axes, inline_all
 
 DRAW = np.random.default_rng(0)
 KEY = jax.random.key(3)
@@ -116,3 +118,55 @@ def test_bits_that_are_not_drawn_by_position_stay_whole():
         np.testing.assert_allclose(got, want, rtol=0, atol=3e-6 * np.abs(want).max())
     with pytest.raises(jrc.BudgetError):
         jrc.plan(mlp, P, X, key, budget="1MiB")
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_bits_of_several_keys_stay_whole_where_they_depend_on_how_many_there_are(impl):
+    key = jax.random.key(3, impl=impl)
+    own = 2 * sum(x.nbytes for x in P) + X.nbytes
+    for share in (2, 3):
+        budget = own + peak(per_example, P, X, key) // share
+        try:
+            plan = jrc.plan(per_example, P, X, key, budget=budget)
+        except jrc.BudgetError:
+            continue
+        wanted, found = (
+            jax.jit(jax.grad(f))(P, X, key) for f in (per_example, plan.apply(per_example))
+        )
+        for got, want in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=0, atol=3e-6 * np.abs(want).max())
+    keys = jax.random.split(key, len(X))
+    lean = jrc.chunked(lambda x, keys: jax.vmap(dropped)(x, keys), chunks=4)
+    with pytest.raises(ValueError, match="random_bits"):
+        lean(X, keys)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_key_for_each_device(checks):
+    mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
+
+    def part(p, x, key):
+        key = jax.random.fold_in(key, jax.lax.axis_index("data"))
+        return jax.lax.pmean(mlp(p, x, key), "data")
+
+    specs = (PartitionSpec(), PartitionSpec("data"), PartitionSpec())
+    loss = jax.shard_map(
+        part, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=checks
+    )
+    with jax.set_mesh(mesh):
+        whole = peak(loss, P, X, KEY)
+        plan = jrc.plan(loss, P, X, KEY, budget=int(0.9 * whole))
+        wanted, found = (jax.jit(jax.grad(f))(P, X, KEY) for f in (loss, plan.apply(loss)))
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=3e-6 * np.abs(want).max())
+
+
+def test_a_region_ends_where_an_explicit_mesh_is_left():
+    """JAX draws bits with `out_sharding` in a part of the program on automatic axes."""
+    mesh = jax.make_mesh((4,), ("data",), (AxisType.Explicit,), devices=jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        sharding = NamedSharding(mesh, PartitionSpec("data"))
+        draw = lambda key: jax.random.uniform(key, (8, 4), out_sharding=sharding)  # noqa: E731
+        program = inline_all(jax.make_jaxpr(draw)(KEY).jaxpr)
+        (eqn,) = [each for each in program.eqns if each.outvars[0] is program.outvars[0]]
+    assert eqn.primitive.name == "reshard" and not independent_axes(eqn)
