@@ -416,8 +416,8 @@ def test_what_a_smaller_budget_finds_is_not_refused(monkeypatch):
     monkeypatch.setattr(search_chunks, "_in_chunks", recorded)
     with pytest.raises(jrc.BudgetError) as info:
         jrc.plan(layers_of_an_mlp, *args, budget="2.2MiB")
-    # What takes long is bounded: two looks, in which each way is solved once, and 19 programs.
-    assert len(looked_for) == 2 and len(made) == len(set(made)) <= 32
+    # What takes long is bounded: five looks, in which each way is solved once, and 19 programs.
+    assert len(looked_for) == 5 and len(made) == len(set(made)) <= 80
     assert info.value.plan.compilations <= 19
     monkeypatch.undo()
     least = info.value.least_bytes
@@ -427,7 +427,8 @@ def test_what_a_smaller_budget_finds_is_not_refused(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_hopeless_budget_is_refused_soon(monkeypatch):
+def test_a_hopeless_budget_is_refused_after_five_looks(monkeypatch):
+    """One for the budget, one for a smaller one, and three that are the same for every budget."""
     looked_for = []
 
     def recorded(peaks, wanted):
@@ -438,7 +439,7 @@ def test_a_hopeless_budget_is_refused_soon(monkeypatch):
     own = ways_in_chunks()[0].own
     with pytest.raises(jrc.BudgetError, match="the least peak that was found"):
         jrc.plan(layers_of_an_mlp, *mlp_of_large_weights(), budget=own + 2**12)
-    assert len(looked_for) == 1
+    assert len(looked_for) == 5
 
 
 @pytest.mark.slow
