@@ -82,10 +82,9 @@ def axes_of_program(
         axes_of: The axes of an equation.
 
     Returns:
-        The axes, `None` for what is the same in all slices, and `SUM` for sums over slices, the
-        parts, and the positions that slices read; `None`
-        if the axis is not independent, an input is read in slices and as a whole too, or a result
-        is made of sums.
+        The axes, `None` for what is the same in all slices, and `SUM` for sums over slices; the
+        parts, and the positions that slices read. `None` if the axis is not independent, an input
+        is read in slices and as a whole too, or a result is made of sums.
     """
     inputs = program.jaxpr.invars
     axes = {v: a for v, a in zip(inputs, given, strict=True) if a is not None}

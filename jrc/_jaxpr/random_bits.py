@@ -96,17 +96,16 @@ def bits_at(key: Any, numbers: Any, shape: Sequence[int], axis: int, width: int)
 def _positions(numbers: Any, shape: Sequence[int], axis: int) -> Words:
     """The positions of a slice's entries among all, row by row."""
     made = [*shape[:axis], *numbers.shape, *shape[axis + 1 :]]
-    is_one_word = math.prod(shape) <= _WORD
-    found: Words = (jnp.uint32(0),) * 2
-    for i in range(len(shape)):
-        counted = numbers if i == axis else jnp.arange(shape[i], dtype=jnp.uint32)
-        stride = math.prod(shape[i + 1 :])
-        if is_one_word:
-            words = None, counted * jnp.uint32(stride % _WORD)
-        else:
-            words = _product(counted, stride)
-        high, low = (x if x is None else jax.lax.broadcast_in_dim(x, made, (i,)) for x in words)
-        found = (found[0], found[1] + low) if is_one_word else _sum(found, (high, low))
+    along = [jnp.arange(n, dtype=jnp.uint32) if i != axis else numbers for i, n in enumerate(shape)]
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    spread = lambda x, i: jax.lax.broadcast_in_dim(x, made, (i,))  # noqa: E731
+    if math.prod(shape) <= _WORD:
+        terms = (x * jnp.uint32(n % _WORD) for x, n in zip(along, strides, strict=True))
+        return jnp.uint32(0), sum(spread(x, i) for i, x in enumerate(terms))
+    found: Words = (jnp.uint32(0), jnp.uint32(0))
+    for i, (x, n) in enumerate(zip(along, strides, strict=True)):
+        high, low = _product(x, n)
+        found = _sum(found, (spread(high, i), spread(low, i)))
     return found
 
 

@@ -161,8 +161,7 @@ def on_slice(
         avals = [v.aval if at is None else _shorter(v, at, share)
                  for v, at in zip(eqn.outvars, axis.results, strict=True)]  # fmt: skip
     part = _Part(eqn, axis, share, invars, numbers, avals)
-    rule = _CONSTRUCTS.get(primitive_name(eqn), _plain)
-    return (_COUNTING.get(primitive_name(eqn), rule) if axis.counts else rule)(part)
+    return _RULES.get(primitive_name(eqn), _plain)(part)
 
 
 def _plain(part: _Part) -> Rewritten:
@@ -174,13 +173,17 @@ def _plain(part: _Part) -> Rewritten:
 
 def _iota(part: _Part) -> Rewritten:
     """Positions along the axis, repeated along the others."""
+    if not part.numbers:
+        return _plain(part)
     (aval,), at = part.avals, part.axis.results[0]
     return part.call(lambda x: [jax.lax.broadcast_in_dim(x, aval.shape, (at or 0,))], *part.numbers)
 
 
 def _random_bits(part: _Part) -> Rewritten:
+    """Bits at positions along the axis; of several keys a slice draws its own."""
     (at,) = part.axis.results
-    assert at is not None
+    if not part.numbers or at is None:
+        return _plain(part)
     return part.call(lambda key, x: [bits_of_slice(part.eqn, at, key, x)], *part.numbers)
 
 
@@ -335,7 +338,9 @@ def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], share: Fraction) -> Jax
     )
 
 
-_CONSTRUCTS: dict[str, Callable[[_Part], Rewritten]] = {
+_RULES: dict[str, Callable[[_Part], Rewritten]] = {
+    "iota": _iota,
+    "random_bits": _random_bits,
     "scan": _with_programs,
     "custom_linear_solve": _linear_solve,
     "cond": _with_programs,
@@ -346,9 +351,6 @@ _CONSTRUCTS: dict[str, Callable[[_Part], Rewritten]] = {
     "custom_jvp_call": _custom_jvp,
     "custom_vjp_call": _custom_vjp,
 }
-
-
-_COUNTING: dict[str, Callable[[_Part], Rewritten]] = {"iota": _iota, "random_bits": _random_bits}
 
 
 def _resized(eqn: JaxprEqn, axis: IndependentAxis, share: Fraction) -> dict[str, Any]:

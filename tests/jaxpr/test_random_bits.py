@@ -50,7 +50,7 @@ def test_positions_beyond_32_bits(stride):
 
 
 def test_a_few_bits_of_very_many():
-    """The last of 2**35 numbers, whose bits nobody could draw as a whole here."""
+    """The last of 2**35 numbers, whose bits do not fit into memory here."""
     shape, last = (2**20, 2**12, 8), jnp.asarray([2**20 - 1], jnp.uint32)
     draw = jax.jit(lambda: bits_at(KEY, last, shape, 0, 32))
     found = np.asarray(draw())[0, -1, -1]

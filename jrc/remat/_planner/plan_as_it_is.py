@@ -88,6 +88,7 @@ class PlannerAsItIs:
         self.platform = self.target.platform if self.target else device.platform
         self.device = device_with_rates(self.target, device)
         self.forms: dict[tuple[Chunks, ...], _Form] = {}
+        self.regions: dict[int, list[RegionInside]] = {}
 
     @functools.cached_property
     def traced(self) -> TracedForPlan:
@@ -165,8 +166,12 @@ class PlannerAsItIs:
         return self._plan(min(fitting, key=_seconds), forms, budget)
 
     def _regions(self, narrow: int) -> list[RegionInside]:
-        program = self.traced.program
-        return regions_within(program, narrow, split=self.split, devices=self.parts)
+        if narrow not in self.regions:
+            program = self.traced.program
+            self.regions[narrow] = regions_within(
+                program, narrow, split=self.split, devices=self.parts
+            )
+        return self.regions[narrow]
 
     def _in_chunks(self, regions: Sequence[RegionInside], most_bytes: int) -> _Form:
         chunks = [each.chunks(most_bytes) for each in regions]
