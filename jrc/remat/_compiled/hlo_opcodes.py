@@ -38,7 +38,6 @@ class OpcodeFacts:
         runs_computations: Whether it runs computations that have a schedule of their own.
         is_merged: Whether it stands for the instructions of the computation that it calls.
         is_collective: Whether devices exchange data in it.
-        is_function: Whether each entry takes as long as tanh, not as a sum.
     """
 
     overwrites: Overwrites = Overwrites.ANY
@@ -47,7 +46,6 @@ class OpcodeFacts:
     runs_computations: bool = False
     is_merged: bool = False
     is_collective: bool = False
-    is_function: bool = False
 
     @property
     def allocates(self) -> bool:
@@ -86,10 +84,6 @@ _row("while", runs_computations=True)
 _row("conditional async-start", **_none, runs_computations=True)
 _row("call", **_none, runs_computations=True, is_merged=True)
 _row("fusion", **_none, is_merged=True)
-
-# Elementwise, and long.
-_row("exponential exponential-minus-one log log-plus-one logistic tanh tan sine cosine atan2 erf "
-     "power sqrt rsqrt cbrt", is_function=True)  # fmt: skip
 
 # Entries moved, or made of several others.
 _row("broadcast reshape dynamic-reshape transpose slice dynamic-slice gather pad concatenate "

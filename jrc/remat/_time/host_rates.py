@@ -28,13 +28,16 @@ from jrc._validate import is_real
 from jrc.remat._time.measured import in_turns, outside_of_traces
 from jrc.remat._time.rates import Rates
 
+# From one kernel to the next: assumed. Loops of kernels without much to do take 0.05 us for each,
+# and 0.4 us for one of a library.
+_LAUNCH = 1e-7
 # What is taken where nothing can be measured: about two cores of a server.
 ASSUMED = Rates(
     products=1e11,
     convolutions=5e10,
     functions=3e9,
     bandwidth={2**20: 3e10, 2**23: 2.5e10, 2**25: 2e10, 2**27: 1.5e10},
-    launch=1e-6,
+    launch=_LAUNCH,
     new_memory=5e9,
     slow_convolutions=2e9,
     strided={2**18: 5e8, 2**22: 1.5e8},
@@ -123,7 +126,7 @@ def _measured() -> Rates:
         functions=small.size * _PASSES / seconds["computed"],
         # Half of what a kernel touches was last touched long ago: assumed.
         bandwidth={size: 2 / (1 / rate + 1 / of_memory) for size, rate in written.items()},
-        launch=1e-6,
+        launch=_LAUNCH,
         new_memory=size / max(new - 2 * size / of_memory, 0.01 * new),
         strided={
             _SIDE**2 // 4: read / seconds["short"],
@@ -155,6 +158,7 @@ def _path() -> pathlib.Path | None:
         jaxlib.__version__,
         _NAMES,
         tuple(_SMALLER),
+        _LAUNCH,
         os.environ.get("XLA_FLAGS", ""),
     )
     key = hashlib.sha256(repr(machine).encode()).hexdigest()[:16]

@@ -9,7 +9,7 @@
 ... }
 ... ''')
 >>> kernel_of(module, module.entry, module.entry.root)
-Kernel(bytes=896, products={'f32': 1024}, convolves=False, in_library=True, functions=0, strided={})
+Kernel(bytes=896, products={'f32': 1024}, convolves=False, in_library=True, functions=0.0, strided={})
 """
 
 import math
@@ -19,6 +19,12 @@ from typing import NamedTuple
 
 from jrc.remat._compiled.hlo import Computation, Instruction, Module, shape_of_type
 from jrc.remat._compiled.hlo_opcodes import opcode_facts
+from jrc.remat._time.function_costs import (
+    function_cost_of_opcode,
+    has_cost,
+    library_routine,
+    routine_cost,
+)
 from jrc.remat._time.memory_traffic import (
     bytes_moved,
     is_fusion,
@@ -27,6 +33,8 @@ from jrc.remat._time.memory_traffic import (
 )
 from jrc.remat._time.strided_reads import strided_reads
 
+_AXIS = re.compile(r"\bdimensions=\{(\d+)\}")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LABELS = re.compile(r"dim_labels=(\w+->\w+)")
 _IN_LIBRARY = re.compile(r"b(01?)f_\1io->b\1f")
 
@@ -41,7 +49,7 @@ class Kernel(NamedTuple):
         in_library: Whether convolutions have the form that XLA for CPUs calls a library for: the
             channels are last, the kernel's dimensions are in their order, images have at most two
             dimensions, and groups several features.
-        functions: Values of functions such as tanh.
+        functions: How long it computes beside products, as values of tanh: `function_costs`.
         strided: Entries that the loop of a fusion reads in steps, by the bytes of a cache
             that holds a column: `strided_reads`.
     """
@@ -50,7 +58,7 @@ class Kernel(NamedTuple):
     products: Mapping[str, int]
     convolves: bool
     in_library: bool
-    functions: int
+    functions: float
     strided: Mapping[int, int]
 
 
@@ -79,11 +87,7 @@ def kernel_of(module: Module, around: Computation, each: Instruction) -> Kernel 
             convolves = True
             in_library &= bool(_IN_LIBRARY.fullmatch(labels[1]))
             in_library &= not _is_depthwise(computation, inner)
-    functions = sum(
-        math.prod(shape_of_type(inner.types[0]).dims)
-        for _, inner in _merged(module, around, each)
-        if opcode_facts(inner.opcode).is_function
-    )
+    functions = math.fsum(_function_cost(*inner) for inner in _merged(module, around, each))
     is_loop = fused is not None and "kind=kLoop" in each.attributes
     return Kernel(
         bytes=bytes_moved(module, around, each),
@@ -105,6 +109,23 @@ def _merged(
     for computation in module.called(each):
         for inner in computation.instructions:
             yield from _merged(module, computation, inner)
+
+
+def _function_cost(around: Computation, each: Instruction) -> float:
+    """How long an instruction computes that is no product, as values of tanh."""
+    cost = function_cost_of_opcode(each.opcode)
+    if cost is not None:
+        return cost * math.prod(shape_of_type(each.types[0]).dims)
+    routine = each.opcode
+    if routine == "custom-call":
+        target = _TARGET.search(each.attributes)
+        routine = library_routine(target[1]) if target else ""
+    if not has_cost(routine):
+        return 0.0
+    operands = [shape_of_type(i.types[0]).dims for i in _operands(around, each)]
+    results = [shape_of_type(t).dims for t in result_types(each)]
+    axis = _AXIS.search(each.attributes)
+    return routine_cost(routine, operands, results, int(axis[1]) if axis else 0)
 
 
 def _product(around: Computation, each: Instruction) -> tuple[str, int]:
@@ -149,7 +170,7 @@ def _convolution_flops(
     A library's call for a gradient returns the input or the kernel in the output's place.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", each.attributes)
-    target = re.search(r'custom_call_target="([^"]*)"', each.attributes)
+    target = _TARGET.search(each.attributes)
     if labels is None:
         return 0
     name = target[1] if target else ""

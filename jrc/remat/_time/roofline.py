@@ -12,6 +12,8 @@ from jrc.remat._time.executed import sum_over_executed
 from jrc.remat._time.kernel import Kernel, kernel_of
 from jrc.remat._time.rates import Rates
 
+_SMALL_CALL = 'xla_cpu_small_call="true"'
+
 
 def roofline_seconds(module: Module, rates: Rates) -> float:
     """Return the seconds of one run of a program's kernels.
@@ -21,11 +23,33 @@ def roofline_seconds(module: Module, rates: Rates) -> float:
         rates: The rates of the device.
     """
 
+    inlined = _in_small_calls(module)
+
     def seconds(around: Computation, each: Instruction) -> float:
         kernel = kernel_of(module, around, each)
-        return 0.0 if kernel is None else kernel_seconds(kernel, rates) + rates.launch
+        if kernel is None:
+            return 0.0
+        return kernel_seconds(kernel, rates) + (0.0 if id(around) in inlined else rates.launch)
 
     return sum_over_executed(module, seconds)
+
+
+def _in_small_calls(module: Module) -> set[int]:
+    """Computations that XLA for CPUs compiles as one function: loops over small arrays."""
+    found: set[int] = set()
+
+    def add(each: Instruction) -> None:
+        for computation in module.called(each):
+            if id(computation) not in found:
+                found.add(id(computation))
+                for inner in computation.instructions:
+                    add(inner)
+
+    for computation in module.computations.values():
+        for each in computation.instructions:
+            if each.opcode == "call" and _SMALL_CALL in each.attributes:
+                add(each)
+    return found
 
 
 def kernel_seconds(kernel: Kernel, rates: Rates) -> float:

@@ -24,14 +24,13 @@ from jrc._jaxpr import (
     sums_in_carries,
 )
 from jrc.remat._planner.costs.compilers import Compiler
+from jrc.remat._time.function_costs import function_cost
 from jrc.remat._time.rates import Rates
 
 Minimize = Literal["time", "flops"]
 """What a plan minimises."""
 
 _PER_SECOND = 10**12
-# How many times faster arithmetic is than a function such as tanh: assumed.
-_ARITHMETIC = 8
 # The dtypes of which products have a rate of their own, as HLO calls them.
 _HLO_NAMES = {
     "float64": "f64",
@@ -177,12 +176,12 @@ class TimeUnit:
         facts = facts_of(eqn)
         is_pass = facts.fusion is Fusion.LOOP and not facts.is_reduction
         if stated_cost(eqn) is None and (is_pass or self.compiler.fuses(eqn)):
-            return self.of_seconds(self._of_pass(eqn, is_pass))
+            return self.of_seconds(self._of_pass(eqn))
         return self.of_seconds(self._of_kernel(eqn))
 
-    def _of_pass(self, eqn: Any, is_function: bool) -> float:
+    def _of_pass(self, eqn: Any) -> float:
         """Seconds of arithmetic, or of a function, as part of a kernel that goes over the data."""
-        seconds = own_flops(eqn) / self.rates.functions / (1 if is_function else _ARITHMETIC)
+        seconds = own_flops(eqn) * function_cost(primitive_name(eqn)) / self.rates.functions
         if self.compiler.fuses(eqn):
             return seconds
         return max(seconds, self.rates.seconds_of_bytes(self._moved(eqn.outvars)))
@@ -206,7 +205,7 @@ class TimeUnit:
 
     def _computed(self, eqn: Any, flops: int) -> float:
         if not facts_of(eqn).is_contraction:
-            return flops / (self.rates.functions * _ARITHMETIC)
+            return flops * function_cost(primitive_name(eqn)) / self.rates.functions
         operand: Any = eqn.invars[0].aval
         dtype = _HLO_NAMES.get(operand.dtype.name, "")
         convolves = primitive_name(eqn) == "conv_general_dilated"
