@@ -8,8 +8,9 @@
 ...   ROOT %c = f32[8,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
 ... }
 ... ''')
->>> kernel_of(module, module.entry, module.entry.root)
-Kernel(bytes=896, products={'f32': 1024}, convolves=False, in_library=True, functions=0.0, strided={})
+>>> kernel = kernel_of(module, module.entry, module.entry.root)
+>>> kernel.bytes, kernel.products, kernel.functions
+(896, {'f32': 1024}, 0.0)
 """
 
 import math

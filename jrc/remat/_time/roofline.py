@@ -22,7 +22,6 @@ def roofline_seconds(module: Module, rates: Rates) -> float:
         module: The program.
         rates: The rates of the device.
     """
-
     inlined = _in_small_calls(module)
 
     def seconds(around: Computation, each: Instruction) -> float:
