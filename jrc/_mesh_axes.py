@@ -132,3 +132,14 @@ def varies(x: Array, axis: str) -> bool:
 def is_tracked(axis: str) -> bool:
     """Whether types say what varies along the axis, as with `check_vma=True`."""
     return is_bound(axis) and varies(lax.axis_index(axis), axis)
+
+
+def is_on_automatic_axes(aval: Any) -> bool:
+    """Whether a value lies on automatic axes of a mesh whose axes are explicit around it.
+
+    So does what `jax.random.normal(..., out_sharding=...)` computes inside: no equation of the
+    program around may take it, a `reduce_precision` of what `jax.checkpoint` saves included.
+    """
+    explicit = jax.sharding.get_abstract_mesh().explicit_axes
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return mesh is not None and bool(set(explicit) & set(mesh.auto_axes))

@@ -29,6 +29,7 @@ from jrc._jaxpr.linear_solve import solver_programs
 from jrc._jaxpr.primitives import facts_of, primitive_name
 from jrc._jaxpr.program import Program
 from jrc._jaxpr.slices import Dependent, sliced
+from jrc._mesh_axes import is_on_automatic_axes
 
 Axes = tuple[int | None, ...]
 
@@ -42,12 +43,15 @@ def independent_axes(
     """Return the axes along which an equation computes each slice by itself.
 
     Those of a loop, a conditional, a function with a derivative of its own or a `jax.checkpoint`
-    region are those of the programs inside.
+    region are those of the programs inside. On automatic axes inside of explicit ones there are
+    none.
 
     Args:
         eqn: The equation.
         constructs: The rules of equations with programs inside, if others than those of this file.
     """
+    if any(is_on_automatic_axes(v.aval) for v in eqn.outvars):
+        return []
     inside = (_INSIDE if constructs is None else constructs).get(primitive_name(eqn))
     if inside is None:
         return facts_of(eqn).axes(eqn)

@@ -15,6 +15,7 @@ from jrc._jaxpr import (
     tangents_of,
     walk,
 )
+from jrc._mesh_axes import is_on_automatic_axes
 from jrc.remat._planner.costs import memory_model
 from jrc.remat._planner.costs.compilers import CPU, Compiler
 from jrc.remat._planner.costs.constraints import must_run_once
@@ -82,7 +83,10 @@ def build_cost_graph(
         passing_bytes=tuple(
             0 if is_late or is_fused else size for size, is_fused, is_late in facts
         ),
-        may_save=candidates.may_save,
+        may_save=tuple(
+            may and not is_on_automatic_axes(var.aval)
+            for may, var in zip(candidates.may_save, made, strict=True)
+        ),
         saving_costs=tuple(
             _cost_of_saving(var.aval, v not in candidates.written, wide[v], in_loop, compiler, unit)
             for v, var in enumerate(made)

@@ -37,6 +37,7 @@ from jrc.remat._planner.plan.decision import (
     variable_at,
     walk,
 )
+from jrc.remat._policy.checkpoint_names import policy_of_names
 
 _NAMED = 3
 
@@ -117,16 +118,9 @@ def policy_of(found: ByName, decision: Decision) -> Any:
         [name for name in some if name not in found.marks]
         for some in (found.names, found.offloaded)
     )
-    if offloaded:
-        return jax.checkpoint_policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=names,
-            names_which_can_be_offloaded=offloaded,
-            offload_src="device",
-            offload_dst="pinned_host",
-        )
-    if not names:
+    if not (names or offloaded):
         return jax.checkpoint_policies.nothing_saveable
-    return jax.checkpoint_policies.save_only_these_names(*names)
+    return policy_of_names(names, offloaded, "pinned_host")
 
 
 @dataclasses.dataclass

@@ -189,3 +189,28 @@ def test_a_constraint_inside_of_a_program_says_into_how_many_parts_too():
         assert problem.parts == parts
         predicted = Peaks(problem).predicted(problem.baseline)
         assert predicted == problem.own + problem.baseline.peak // parts
+
+
+@pytest.mark.slow(after=2)
+@pytest.mark.parametrize("budget", [0.0, 0.5, 1.0])
+def test_random_numbers_on_explicit_axes(budget):
+    """JAX draws them on automatic axes inside, where nothing can be saved or named."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+    split = P("data", None)
+
+    def loss(w, x, key):
+        hidden = jnp.tanh(x @ w)
+        keeps = jax.random.bernoulli(key, 0.5, hidden.shape, out_sharding=split)
+        hidden = jnp.where(keeps, hidden, 0)
+        noise = jax.random.normal(key, hidden.shape, out_sharding=split)
+        return jnp.mean(jnp.sin((hidden + noise) @ w.T) ** 2)
+
+    with jax.set_mesh(mesh):
+        w = jax.device_put(jnp.ones((32, 256)) / 64, P())
+        x = jax.device_put(jnp.ones((512, 32)), split)
+        key = jax.random.key(0)
+        plan = jrc.plan(loss, w, x, key, budget=budget)
+        found = jax.jit(jax.value_and_grad(plan.apply(loss)))(w, x, key)
+        wanted = jax.jit(jax.value_and_grad(loss))(w, x, key)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
