@@ -8,6 +8,7 @@
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ from jrc._jaxpr.slices import Dependent, sliced
 from jrc._mesh_axes import is_on_automatic_axes
 
 Axes = tuple[int | None, ...]
+Programs = Callable[[Jaxpr], Program]
+"""The program of each jaxpr, one for the same jaxpr."""
 
 SUM = -1
 """In the place of the axis of a result that is a sum over slices."""
@@ -55,11 +58,13 @@ def independent_axes(
     inside = (_INSIDE if constructs is None else constructs).get(primitive_name(eqn))
     if inside is None:
         return facts_of(eqn).axes(eqn)
+    # All axes are looked for in the same programs, which remember those of equations inside.
+    programs = functools.cache(lambda jaxpr: Program(inline_all(jaxpr)))
     found: dict[IndependentAxis, None] = {}
     for i, atom in enumerate(eqn.invars):
         for axis, length in enumerate(shape_of(atom) if is_variable(atom) else ()):
             if length > 1 and not any(each.operands[i] == axis for each in found):
-                one = inside(eqn, i, axis)
+                one = inside(eqn, i, axis, programs)
                 found |= {one: None} if one else {}
     return list(found)
 
@@ -122,7 +127,7 @@ def axes_of_program(
     return AxesOfProgram(operands, results, slices.parts, counts)
 
 
-def _calls(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
+def _calls(eqn: JaxprEqn, operand: int, axis: int, programs: Programs) -> IndependentAxis | None:
     """Of an equation whose last operands are the inputs of each program inside."""
     jaxprs = inner_programs(eqn)
     first = len(eqn.invars) - len(jaxprs[0].invars)
@@ -133,7 +138,7 @@ def _calls(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
     parts = shape_of(eqn.invars[operand])[axis]
     for _ in range(2):  # what one branch asks for another may not
         for jaxpr in jaxprs:
-            found = axes_of_program(_program(jaxpr), axes)
+            found = axes_of_program(programs(jaxpr), axes)
             if found is None or found.counts or (results and found.results != results):
                 return None
             axes, results = found.operands, found.results
@@ -143,42 +148,48 @@ def _calls(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
     return IndependentAxis((*(None for _ in range(first)), *axes), results, parts)
 
 
-def _custom_jvp(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
+def _custom_jvp(
+    eqn: JaxprEqn, operand: int, axis: int, programs: Programs
+) -> IndependentAxis | None:
     """Of a function with tangents of its own; both must compute slices by themselves."""
-    found = _with_own_derivative(eqn, operand, axis)
+    found = _with_own_derivative(eqn, operand, axis, programs)
     derivative = traced_rule(tangents_of, eqn) if found else None
     if found is None or derivative is None:
         return None
     given = [*found.operands, *(found.operands[i] for i in floating_positions(eqn.invars))]
     made = [*found.results, *(found.results[i] for i in floating_positions(eqn.outvars))]
-    return _if_same(found, derivative, given, made)
+    return _if_same(found, programs(derivative), given, made)
 
 
-def _custom_vjp(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
+def _custom_vjp(
+    eqn: JaxprEqn, operand: int, axis: int, programs: Programs
+) -> IndependentAxis | None:
     """Of a function with cotangents of its own; those of what every slice reads are sums."""
-    found = _with_own_derivative(eqn, operand, axis)
+    found = _with_own_derivative(eqn, operand, axis, programs)
     derivative = traced_rule(cotangents_of, eqn) if found else None
     if found is None or derivative is None:
         return None
     given = [*found.operands, *(found.results[i] for i in floating_positions(eqn.outvars))]
     cotangents = (found.operands[i] for i in derivative.operands)
     made = [*found.results, *(SUM if at is None else at for at in cotangents)]
-    return _if_same(found, derivative.program, given, made)
+    return _if_same(found, programs(derivative.program), given, made)
 
 
-def _with_own_derivative(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
+def _with_own_derivative(
+    eqn: JaxprEqn, operand: int, axis: int, programs: Programs
+) -> IndependentAxis | None:
     """Like `_calls`; on an explicit mesh the rule was traced for the types of the whole."""
     meshes = [getattr(getattr(x.aval, "sharding", None), "mesh", None) for x in eqn.invars]
     if any(mesh and mesh.explicit_axes for mesh in meshes):
         return None
-    return _calls(eqn, operand, axis)
+    return _calls(eqn, operand, axis, programs)
 
 
 def _if_same(
-    found: IndependentAxis, derivative: Jaxpr, given: Sequence[Any], made: Sequence[Any]
+    found: IndependentAxis, derivative: Program, given: Sequence[Any], made: Sequence[Any]
 ) -> IndependentAxis | None:
     """The axis of a function, if its derivative has it in the same places."""
-    inside = axes_of_program(_program(derivative), tuple(given), _of_values)
+    inside = axes_of_program(derivative, tuple(given), _of_values)
     if inside is None or inside.counts or inside[:2] != (tuple(given), tuple(made)):
         return None
     return dataclasses.replace(found, parts=math.gcd(found.parts, inside.parts))
@@ -193,7 +204,7 @@ def _of_values(eqn: JaxprEqn) -> Sequence[IndependentAxis]:
     return independent_axes(eqn, {**_INSIDE, **without})
 
 
-def _scan(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
+def _scan(eqn: JaxprEqn, operand: int, axis: int, programs: Programs) -> IndependentAxis | None:
     (jaxpr,) = inner_programs(eqn)
     consts, carried = loop_parts(eqn)
     end = consts + carried
@@ -204,7 +215,7 @@ def _scan(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
         axis - (i >= end) if i == operand else None for i in range(len(jaxpr.invars))
     )
     while True:
-        found = axes_of_program(_program(jaxpr), axes)
+        found = axes_of_program(programs(jaxpr), axes)
         if found is None:
             return None
         inputs, results, count, counts = found
@@ -222,20 +233,22 @@ def _scan(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
     return IndependentAxis(outer, made, parts, counts=counts)
 
 
-def _linear_solve(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | None:
+def _linear_solve(
+    eqn: JaxprEqn, operand: int, axis: int, programs: Programs
+) -> IndependentAxis | None:
     """Of a solution: all programs have the axis, where the right sides and solutions have it."""
-    programs = solver_programs(eqn)
+    solvers = solver_programs(eqn)
     sides = len(eqn.invars) - len(eqn.outvars)
     axes: list[int | None] = [None for _ in eqn.invars]
     axes[operand], parts = axis, shape_of(eqn.invars[operand])[axis]
     before: list[int | None] = []
     while axes != before:
         before = list(axes)
-        for each in programs:
+        for each in solvers:
             given = tuple(axes[i] for i in each.operands)
             if set(given) == {None}:
                 continue
-            found = axes_of_program(_program(each.jaxpr), given)
+            found = axes_of_program(programs(each.jaxpr), given)
             if found is None or found.counts or SUM in found.results or None in found.results:
                 return None
             for i, at in zip(each.operands, found.operands, strict=True):
@@ -249,11 +262,7 @@ def _linear_solve(eqn: JaxprEqn, operand: int, axis: int) -> IndependentAxis | N
     return None if None in results else IndependentAxis(tuple(axes), results, parts)
 
 
-def _program(jaxpr: Jaxpr) -> Program:
-    return Program(inline_all(jaxpr))
-
-
-_INSIDE: dict[str, Callable[[JaxprEqn, int, int], Any]] = {
+_INSIDE: dict[str, Callable[[JaxprEqn, int, int, Programs], Any]] = {
     "scan": _scan,
     "custom_linear_solve": _linear_solve,
     "cond": _calls,
