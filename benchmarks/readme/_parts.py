@@ -61,7 +61,8 @@ def part(
 
 def regrets() -> str:
     """Return the regrets of plans for targets."""
-    found = [part(name, _zoo_tables.regrets)() for name in ("zoo_h100", "zoo_b200", "zoo_v5e")]
+    names = ("zoo_h100", "zoo_b200", "zoo_v5e", "zoo_v5p")
+    found = [part(name, _zoo_tables.regrets)() for name in names]
     return "\n".join(filter(None, found))
 
 
@@ -113,6 +114,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "zoo_h100": part("zoo_h100", _zoo_tables.summary),
     "zoo_b200": part("zoo_b200", _zoo_tables.summary),
     "zoo_v5e": part("zoo_v5e", _zoo_tables.summary),
+    "zoo_v5p": part("zoo_v5p", _zoo_tables.summary),
     "peers": part(
         "peers", pytorch.tables,
         ("peers.png", "Saved bytes against matrix products, PyTorch and jrc"),
