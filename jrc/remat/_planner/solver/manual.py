@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from jrc._jaxpr import Program, primitive_name
 from jrc.remat._planner.costs.cost_graph import CostGraph
@@ -34,6 +35,9 @@ Sets = Mapping[str, frozenset[int]]
 """What policies save, by what that is called."""
 Regions = tuple[range, ...]
 """Parts of a program, as ranges of the nodes of its graph."""
+
+Place = Literal["shared", "first", "last"]
+_PLACES: Mapping[Place, str] = {"shared": "", "first": ", cut early", "last": ", cut late"}
 
 
 def manual_options(program: Program, graph: CostGraph, options: Options) -> list[Option]:
@@ -63,27 +67,26 @@ def manual_options(program: Program, graph: CostGraph, options: Options) -> list
 
 
 def cuts(
-    graph: CostGraph, ratio: int, apart: Collection[int] = (), is_early: bool = False
+    graph: CostGraph, ratio: int, apart: Collection[int] = (), place: Place = "shared"
 ) -> list[int]:
     """Return places to cut a program, such that each region makes so many times what it saves.
 
     From the last cut on, the next one is where few bytes are made in front of it and read behind:
     the least of all places from the first one on at which the region has made `ratio` times as
-    much, and up to half as much again. Of equal ones it is behind a value that several equations
-    read, as what a layer with a residual connection returns; else the first.
+    much, and up to half as much again. Of equal ones it is the first, the last, or behind a value
+    that several equations read, as what a layer with a residual connection returns.
 
     Args:
         graph: The cost graph.
         ratio: Bytes that a region makes over those of them that are read behind it, at least.
         apart: Nodes that are in no region.
-        is_early: Whether it is the first of equal places, whatever reads there: behind an
-            activation, and not in front of the next one.
+        place: Which of equal places: behind a product, say, or behind its activation.
     """
     readers = collections.Counter(v for node in graph.nodes for v in node.reads)
     found: list[int] = []
     start = 0
     while start < len(graph.nodes):
-        cut, start = _next_cut(graph, ratio, start, apart, is_early, readers)
+        cut, start = _next_cut(graph, ratio, start, apart, place, readers)
         found += [] if cut is None else [cut]
     return found
 
@@ -93,14 +96,14 @@ def _next_cut(
     ratio: int,
     start: int,
     apart: Collection[int],
-    is_early: bool,
+    place: Place,
     readers: Mapping[int, int],
 ) -> tuple[int | None, int]:
     """The next cut behind a place, if there is one, and where to look for the one behind it."""
     last = graph.last_readers
     made = saved = 0
     ends: collections.Counter[int] = collections.Counter()
-    best: tuple[int, bool, int] | None = None
+    best: tuple[int, int, int] | None = None
     limit = math.inf
     for k in range(start, len(graph.nodes)):
         node = graph.nodes[k]
@@ -114,12 +117,13 @@ def _next_cut(
         saved -= ends[k]
         if best is None and 0 < ratio * saved <= made:
             limit = SETTINGS.cut_window * made
+        if made > limit:
+            break
         if limit < math.inf and saved and k + 1 < len(graph.nodes):
             is_read_once = max((readers[v] for v in node.makes), default=0) < 2
-            rank = saved, is_read_once and not is_early, k + 1
+            order = {"shared": int(is_read_once), "first": 0, "last": -k}[place]
+            rank = saved, order, k + 1
             best = rank if best is None else min(best, rank)
-        if best is not None and made > limit:
-            break
     return (None, len(graph.nodes)) if best is None else (best[-1], best[-1])
 
 
@@ -147,12 +151,18 @@ def _all_regions(
     found: dict[Regions, str] = {}
     marks = [k for k in _behind_marks(program, graph) if k < count]
     ways = [("regions between marks recomputed", marks)]
-    for is_early, ratio in itertools.product((False, True), SETTINGS.cut_ratios):
-        places = cuts(graph, ratio, apart, is_early)
+    # A layer of a product and an activation makes as much as it saves, behind the activation alone.
+    scales: list[tuple[Place, Sequence[int]]] = [
+        ("shared", SETTINGS.cut_ratios),
+        ("first", SETTINGS.cut_ratios),
+        ("last", (1,)),
+    ]
+    for place, ratio in ((place, ratio) for place, ratios in scales for ratio in ratios):
+        places = cuts(graph, ratio, apart, place)
         # What lies behind the last cut may be the end of a model, or its last layer as well.
         for some in (places, places[:-1]):
             name = f"{len(some)} regions" if len(some) > 1 else "1 region"
-            ways.append((f"{name} recomputed{', cut early' if is_early else ''}", some))
+            ways.append((f"{name} recomputed{_PLACES[place]}", some))
     for name, places in ways:
         whole = itertools.starmap(range, itertools.pairwise([0, *places, count]))
         regions = tuple(part for region in whole for part in _apart_from(region, apart))
