@@ -160,20 +160,6 @@ def test_of_equal_places_the_last_one_is_behind_an_activation():
     assert cuts(graph, 1, place="last") == [3, 6, 8]
 
 
-def test_each_layer_of_an_mlp_is_a_region_of_its_own():
-    """As `jax.checkpoint` around each layer: it saves what the next one reads."""
-
-    def layers(wrap):
-        dense = wrap(lambda w, x: jax.nn.gelu(x @ w))
-        return lambda weights, x: jnp.mean(functools.reduce(lambda x, w: dense(w, x), weights, x))
-
-    args = [normal(i, 64, 64, scale=1 / 8) for i in range(5)], normal(9, 4096, 64)
-    problem = problem_of(layers(lambda fn: fn), args)
-    late = [each for each in problem.manual if each.name.endswith("recomputed, cut late")]
-    least = min(map(compiled_peaks(problem), late))
-    assert least <= 1.01 * compiled_peak(layers(jax.checkpoint), *args)
-
-
 def test_equations_apart_are_in_no_region():
     graph = chain([8, 2, 8, 8, 1, 8, 8, 2, 8])
     assert cuts(graph, 4, apart=(3,)) == [2, 8]
