@@ -152,7 +152,8 @@ class PlannerAsItIs:
             forms += map(self._of_size, self._sizes)
             least = min(each.cost.peak for each in forms)
             budget = int(least + budget * (whole - least))
-        forms += self._within(budget) if whole > budget else self._faster()
+        near = [] if whole > budget else [self.baseline, *self._faster()]
+        forms += near or self._within(budget)
         fitting = [each for each in forms if each.cost.peak <= budget]
         if not fitting:
             lean = min(forms, key=lambda each: each.cost.peak)
@@ -164,7 +165,10 @@ class PlannerAsItIs:
                 lean.cost.peak,
                 self._plan(lean, forms, budget),
             )
-        return self._plan(min(fitting, key=_seconds), forms, budget)
+        found = min([each for each in near if each in fitting] or fitting, key=_seconds)
+        if near and not _is_faster(_seconds(found), _seconds(self.baseline)):
+            found = self.baseline
+        return self._plan(found, forms, budget)
 
     def _regions(self, narrow: int) -> list[RegionInside]:
         if narrow not in self.regions:
@@ -217,16 +221,18 @@ class PlannerAsItIs:
         return found
 
     def _faster(self) -> list[_Form]:
-        """The chunks that are predicted to be the fastest, if they are faster than the whole.
+        """The largest chunks that are predicted nearly the fastest, and faster than the whole.
 
-        On a CPU a chunk may fit a cache, and takes less memory that is new in each run.
+        On a CPU a chunk may fit a cache, and takes less memory that is new in each run. The
+        largest, as short slices may be 12 times as slow as the whole, which is not known.
         """
         if self.device is None:
             return []
-        most = (1 - SETTINGS.chunks_worth) * self._predicted(None)
-        predicted = [(self._predicted(size), size) for size in self._sizes if self._regions(size)]
-        faster = sorted(each for each in predicted if each[0] < most)
-        return [self._of_size(size) for _, size in faster[: SETTINGS.compiled_in_chunks]]
+        whole = self._predicted(None)
+        predicted = {size: self._predicted(size) for size in self._sizes if self._regions(size)}
+        most = SETTINGS.nearly_fastest * min(predicted.values(), default=0.0)
+        near = [n for n, time in predicted.items() if time <= most and _is_faster(time, whole)]
+        return [self._of_size(size) for size in near[: SETTINGS.compiled_in_chunks]]
 
     def _predicted(self, size: int | None) -> float:
         """Picoseconds of the function with chunks of a size, `None` as it is, not compiled."""
@@ -336,3 +342,7 @@ def _donated(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[int, ...]:
 
 def _seconds(form: _Form) -> float:
     return form.cost.time.value if form.cost.time else form.flops
+
+
+def _is_faster(seconds: float, whole: float) -> bool:
+    return seconds < (1 - SETTINGS.chunks_worth) * whole

@@ -77,6 +77,8 @@ class PlannerSettings:
             are made in chunks.
         chunk_sizes: What a chunk may have of them.
         smaller_chunks: Of a function as it is chunks of sizes are tried that have this ratio.
+        nearly_fastest: Where it fits, the largest of these sizes are compiled whose predicted
+            seconds are at most so many times the least.
         larger_chunks: So often a size of chunks is sought that just fits a function as it is.
         chunked_problems: At most so many ways to run regions in chunks are looked at.
         chunk_equations: Likewise, at most this number over the number of equations.
@@ -154,6 +156,7 @@ class PlannerSettings:
     narrow_in_loss: int = 2**10
     cost_outside_loss: float = 0.1
     smaller_chunks: int = 4
+    nearly_fastest: float = 1.5
     larger_chunks: int = 5
     chunked_problems: int = 16
     too_large_costs: float = 3.0

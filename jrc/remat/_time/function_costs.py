@@ -35,6 +35,7 @@ _COSTS = {
     "top_k": _TOP_K,
     "approx_top_k": _TOP_K,
 }
+_COMPARISONS = {"sort", "top_k", "approx_top_k"}
 # Those that HLO has an instruction for, by its opcode. The others are written out in it.
 _OPCODES = {
     "tanh": "tanh",
@@ -52,6 +53,7 @@ _OPCODES = {
     "tan": "tan",
     "atan2": "atan2",
     "power": "pow",
+    "remainder": "rem",
 }
 _LIBRARY = re.compile(r"(potrf|getrf|geqrf|orgqr|ungqr|trsm|syevd|heevd|gesdd|gesvd|geev)|^TopK$")
 # Operations over those of m n min(m, n): Golub and Van Loan, "Matrix Computations", 4th ed.
@@ -71,8 +73,13 @@ _FACTORISATIONS = {
 _ROUTINES = {"sort", "TopK", "topk", "fft", "triangular-solve", "trsm", *_FACTORISATIONS}
 
 
-def function_cost(primitive: str) -> float:
-    """Return how long an operation of a primitive takes: of a sort or a top-k a comparison."""
+def function_cost(primitive: str, is_floating: bool = True) -> float:
+    """Return how long an operation of a primitive takes: of a sort or a top-k a comparison.
+
+    Of whole numbers functions are arithmetic: a remainder, or a power.
+    """
+    if not is_floating and primitive not in _COMPARISONS:
+        return ARITHMETIC
     return _COSTS.get(primitive, ARITHMETIC)
 
 

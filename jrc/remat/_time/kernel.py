@@ -116,7 +116,8 @@ def _function_cost(around: Computation, each: Instruction) -> float:
     """How long an instruction computes that is no product, as values of tanh."""
     cost = function_cost_of_opcode(each.opcode)
     if cost is not None:
-        return cost * math.prod(shape_of_type(each.types[0]).dims)
+        result = shape_of_type(each.types[0])
+        return cost * math.prod(result.dims) if result.dtype[0] in "fbc" else 0.0
     routine = each.opcode
     if routine == "custom-call":
         target = _TARGET.search(each.attributes)

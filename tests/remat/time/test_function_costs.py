@@ -41,6 +41,22 @@ def test_a_function_takes_so_many_times_as_long_as_tanh(fn, tanhs):
     assert unit.seconds(unit.total(jax.make_jaxpr(fn)(x).jaxpr)) == expected
 
 
+@pytest.mark.parametrize("fn", [lambda x: lax.rem(x, jnp.int32(7)), lambda x: x // 7])
+def test_functions_of_whole_numbers_are_arithmetic(fn):
+    x = jnp.arange(1000)
+    unit = TimeUnit(COMPUTED, CPU)
+    assert unit.seconds(unit.total(jax.make_jaxpr(fn)(x).jaxpr)) < 2 * x.size
+    assert roofline_seconds(compiled(fn, x), COMPUTED) < 1e-20
+
+
+def test_a_remainder_of_floats_takes_long():
+    x = jnp.ones(1000)
+    fn = lambda x: lax.rem(x, jnp.float32(0.7))  # noqa: E731
+    unit = TimeUnit(COMPUTED, CPU)
+    assert unit.seconds(unit.total(jax.make_jaxpr(fn)(x).jaxpr)) == pytest.approx(40_000)
+    assert roofline_seconds(compiled(fn, x), COMPUTED) == pytest.approx(40_000)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("operands", [1, 2])
 def test_a_sort_takes_as_long_as_its_comparisons(axis, operands):

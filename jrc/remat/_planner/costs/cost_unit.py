@@ -23,6 +23,7 @@ from jrc._jaxpr import (
     stated_cost,
     sums_in_carries,
 )
+from jrc._tree import is_floating
 from jrc.remat._planner.costs.compilers import Compiler
 from jrc.remat._time.function_costs import function_cost
 from jrc.remat._time.rates import Rates
@@ -181,7 +182,7 @@ class TimeUnit:
 
     def _of_pass(self, eqn: Any) -> float:
         """Seconds of arithmetic, or of a function, as part of a kernel that goes over the data."""
-        seconds = own_flops(eqn) * function_cost(primitive_name(eqn)) / self.rates.functions
+        seconds = own_flops(eqn) * _function_cost(eqn) / self.rates.functions
         if self.compiler.fuses(eqn):
             return seconds
         return max(seconds, self.rates.seconds_of_bytes(self._moved(eqn.outvars)))
@@ -205,7 +206,7 @@ class TimeUnit:
 
     def _computed(self, eqn: Any, flops: int) -> float:
         if not facts_of(eqn).is_contraction:
-            return flops * function_cost(primitive_name(eqn)) / self.rates.functions
+            return flops * _function_cost(eqn) / self.rates.functions
         operand: Any = eqn.invars[0].aval
         dtype = _HLO_NAMES.get(operand.dtype.name, "")
         convolves = primitive_name(eqn) == "conv_general_dilated"
@@ -213,6 +214,12 @@ class TimeUnit:
             is_plain_convolution(eqn) and (not self.is_in_loop or has_channels_last(eqn))
         )
         return self.rates.seconds_of_products(dtype, flops, convolves, in_library)
+
+
+def _function_cost(eqn: Any) -> float:
+    """How long an operation takes, as multiples of a tanh."""
+    is_float = any(is_floating(v.aval) for v in eqn.outvars)
+    return function_cost(primitive_name(eqn), is_float)
 
 
 CostUnit = FlopUnit | TimeUnit
