@@ -89,13 +89,14 @@ class PlannerAsItIs:
         device = device_of(self.arrays)
         self.platform = self.target.platform if self.target else device.platform
         self.device = device_with_rates(self.target, device)
+        self.traces: dict[tuple[Chunks, ...], TracedForPlan] = {}
         self.forms: dict[tuple[Chunks, ...], _Form] = {}
         self.regions: dict[int, list[RegionInside]] = {}
 
-    @functools.cached_property
+    @property
     def traced(self) -> TracedForPlan:
         """The function as it is, with its program."""
-        return traced_for_plan(self.fn, self.args, {}, respect_checkpoints=True)
+        return self._traced(())
 
     @functools.cached_property
     def digest(self) -> str:
@@ -179,9 +180,7 @@ class PlannerAsItIs:
         return self.regions[narrow]
 
     def _in_chunks(self, regions: Sequence[RegionInside], most_bytes: int) -> _Form:
-        chunks = [each.chunks(most_bytes) for each in regions]
-        found = tuple(each for each in chunks if each is not None)
-        return self._form(found) if found else self.baseline
+        return self._form(_chunks_of(regions, most_bytes))
 
     @functools.cached_property
     def _sizes(self) -> list[int]:
@@ -228,22 +227,23 @@ class PlannerAsItIs:
         """
         if self.device is None:
             return []
-        whole = self._predicted(None)
-        predicted = {size: self._predicted(size) for size in self._sizes if self._regions(size)}
+        temporaries = self.baseline.cost.temporaries
+        whole = self._predicted((), temporaries)
+        predicted = {}
+        for size in self._sizes:
+            if regions := self._regions(size):
+                chunks = _chunks_of(regions, size)
+                predicted[size] = self._predicted(chunks, min(2 * size, temporaries))
         most = SETTINGS.nearly_fastest * min(predicted.values(), default=0.0)
         near = [n for n, time in predicted.items() if time <= most and _is_faster(time, whole)]
         return [self._of_size(size) for size in near[: SETTINGS.compiled_in_chunks]]
 
-    def _predicted(self, size: int | None) -> float:
-        """Picoseconds of the function with chunks of a size, `None` as it is, not compiled."""
-        program, temporaries = self.traced.program, self.baseline.cost.temporaries
-        if size is not None:
-            temporaries = min(2 * size, temporaries)
-            found = [each.chunks(size) for each in self._regions(size)]
-            program = self._traced(tuple(each for each in found if each is not None)).program
+    def _predicted(self, chunks: tuple[Chunks, ...], temporaries: int) -> float:
+        """Picoseconds of the function in chunks, with so many bytes of temporaries."""
         assert self.device is not None
         unit = TimeUnit(self.device.rates, compiler_on(self.platform))
-        return unit.total(program.jaxpr) / self.parts + unit.of_memory(temporaries)
+        jaxpr = self._traced(chunks).program.jaxpr
+        return unit.total(jaxpr) / self.parts + unit.of_memory(temporaries)
 
     def _fewer_chunks(self, regions: Sequence[RegionInside], budget: int, fits: int) -> list[_Form]:
         """Regions in fewer and larger chunks than some that fit, up to those that just fit.
@@ -266,16 +266,19 @@ class PlannerAsItIs:
             self.forms[chunks] = self._compiled(chunks)
         return self.forms[chunks]
 
-    def _in(self, chunks: tuple[Chunks, ...]) -> Callable[..., Any]:
+    def _function(self, chunks: tuple[Chunks, ...]) -> Callable[..., Any]:
         if not chunks:
             return self.fn
         return chunked_function(self.fn, chunks, respect_checkpoints=True, digest=self.digest)
 
     def _traced(self, chunks: tuple[Chunks, ...]) -> TracedForPlan:
-        return traced_for_plan(self._in(chunks), self.args, {}, respect_checkpoints=True)
+        if chunks not in self.traces:
+            fn = self._function(chunks)
+            self.traces[chunks] = traced_for_plan(fn, self.args, {}, respect_checkpoints=True)
+        return self.traces[chunks]
 
     def _compiled(self, chunks: tuple[Chunks, ...]) -> _Form:
-        fn, traced = self._in(chunks), self._traced(chunks)
+        fn, traced = self._function(chunks), self._traced(chunks)
 
         def run(*arrays: Any) -> list[Any]:
             return split(fn(*self.skeleton.fill(arrays)))[0]
@@ -342,6 +345,11 @@ def _donated(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[int, ...]:
 
 def _seconds(form: _Form) -> float:
     return form.cost.time.value if form.cost.time else form.flops
+
+
+def _chunks_of(regions: Sequence[RegionInside], most_bytes: int) -> tuple[Chunks, ...]:
+    chunks = (each.chunks(most_bytes) for each in regions)
+    return tuple(each for each in chunks if each is not None)
 
 
 def _is_faster(seconds: float, whole: float) -> bool:

@@ -30,7 +30,7 @@ def checkpoint_policy(names: Iterable[str]):
     return policy_of_names(saved, offloaded, kind)
 
 
-def policy_of_names(saved: Iterable[str], offloaded: Sequence[str], kind: str) -> Callable:
+def policy_of_names(saved: Sequence[str], offloaded: Sequence[str], kind: str) -> Callable:
     """Return JAX's policy that saves the values with some names, and moves those with others.
 
     JAX passes it the parameters of each equation by name, of which a primitive of a package may
@@ -42,7 +42,6 @@ def policy_of_names(saved: Iterable[str], offloaded: Sequence[str], kind: str) -
         kind: That memory.
     """
     policies = jax.checkpoint_policies
-    by_name = policies.save_only_these_names(*saved)
     if offloaded:
         by_name = policies.save_and_offload_only_these_names(
             names_which_can_be_saved=saved,
@@ -50,6 +49,8 @@ def policy_of_names(saved: Iterable[str], offloaded: Sequence[str], kind: str) -
             offload_src="device",
             offload_dst=kind,
         )
+    else:
+        by_name = policies.save_only_these_names(*saved)
 
     def policy(prim: Any, /, *avals: Any, **params: Any) -> Any:
         return by_name(prim, *avals, **{k: v for k, v in params.items() if k != "prim"})

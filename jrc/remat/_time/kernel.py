@@ -20,12 +20,7 @@ from typing import NamedTuple
 
 from jrc.remat._compiled.hlo import Computation, Instruction, Module, shape_of_type
 from jrc.remat._compiled.hlo_opcodes import opcode_facts
-from jrc.remat._time.function_costs import (
-    function_cost_of_opcode,
-    has_cost,
-    library_routine,
-    routine_cost,
-)
+from jrc.remat._time.function_costs import function_cost_of_opcode, routine_cost, routine_of
 from jrc.remat._time.memory_traffic import (
     bytes_moved,
     is_fusion,
@@ -35,6 +30,7 @@ from jrc.remat._time.memory_traffic import (
 from jrc.remat._time.strided_reads import strided_reads
 
 _AXIS = re.compile(r"\bdimensions=\{(\d+)\}")
+_FFT = re.compile(r"\bfft_length=\{([\d,]+)\}")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LABELS = re.compile(r"dim_labels=(\w+->\w+)")
 _IN_LIBRARY = re.compile(r"b(01?)f_\1io->b\1f")
@@ -118,16 +114,21 @@ def _function_cost(around: Computation, each: Instruction) -> float:
     if cost is not None:
         result = shape_of_type(each.types[0])
         return cost * math.prod(result.dims) if result.dtype[0] in "fbc" else 0.0
-    routine = each.opcode
-    if routine == "custom-call":
-        target = _TARGET.search(each.attributes)
-        routine = library_routine(target[1]) if target else ""
-    if not has_cost(routine):
+    target = _TARGET.search(each.attributes)
+    routine = routine_of(each.opcode, target[1] if target else "")
+    if not routine:
         return 0.0
     operands = [shape_of_type(i.types[0]).dims for i in _operands(around, each)]
     results = [shape_of_type(t).dims for t in result_types(each)]
+    return routine_cost(routine, operands, results, _entries_along(each, operands))
+
+
+def _entries_along(each: Instruction, operands: Sequence[Sequence[int]]) -> int:
+    """How many entries an instruction sorts, or transforms, together; 1 of others."""
+    if lengths := _FFT.search(each.attributes):
+        return math.prod(map(int, lengths[1].split(",")))
     axis = _AXIS.search(each.attributes)
-    return routine_cost(routine, operands, results, int(axis[1]) if axis else 0)
+    return operands[0][int(axis[1])] if axis and operands else 1
 
 
 def _product(around: Computation, each: Instruction) -> tuple[str, int]:
