@@ -15,7 +15,7 @@ Kernels = list[tuple[str, str, str, int, float]]
 
 
 def write_kernels(
-    folder: str, row: str, programs: Mapping[str, tuple[Any, Callable[[], Any]]]
+    folder: str, row: str, programs: Mapping[str, tuple[Any, Callable[[], Any]]], calls: int = CALLS
 ) -> None:
     """Write texts and kernels of compiled programs into a file of a folder.
 
@@ -23,9 +23,10 @@ def write_kernels(
         folder: The folder.
         row: The name of the file.
         programs: By name the compiled program, and what runs it once.
+        calls: Runs of each program.
     """
     found = {
-        name: {"text": compiled.as_text(), "calls": CALLS, "kernels": kernels_of(run)}
+        name: {"text": compiled.as_text(), "calls": calls, "kernels": kernels_of(run, calls)}
         for name, (compiled, run) in programs.items()
     }
     path = pathlib.Path(folder)
@@ -34,7 +35,7 @@ def write_kernels(
         json.dump(found, file)
 
 
-def kernels_of(run: Callable[[], Any]) -> Kernels:
+def kernels_of(run: Callable[[], Any], calls: int) -> Kernels:
     """Return what a device ran in a few calls: line, instruction, kernel, times, seconds.
 
     A kernel of a library has a name of its own; `instruction` is the one of the compiled text,
@@ -44,7 +45,7 @@ def kernels_of(run: Callable[[], Any]) -> Kernels:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0
         with jax.profiler.trace(folder, profiler_options=options):
-            for _ in range(CALLS):
+            for _ in range(calls):
                 jax.block_until_ready(run())
         (path,) = pathlib.Path(folder).rglob("*.xplane.pb")
         data = jax.profiler.ProfileData.from_file(str(path))

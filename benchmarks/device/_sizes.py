@@ -1,6 +1,7 @@
 """Large batches and long sequences: three steps of AdamW, and the same with too little memory.
 
-A plan is made for nine tenths of the device's memory less AdamW's moments. Its gradient runs three
+A plan is made for nine tenths of the device's memory less AdamW's moments; beside the plans stand
+the baseline and every block recomputed by hand, at a size that fits. The gradient runs three
 times, each with the update of the parameters. Then an array fills the memory up to what the
 compiler stated for the program and half a batch: it must still run. With one batch less than stated
 it must not. The last is also tried as it is meant: the baseline of one batch more, in the memory
@@ -20,10 +21,11 @@ import optax
 from jax.sharding import AxisType, Mesh
 
 import jrc
-from benchmarks._private import chip_of_device, memory_of, program_figures
+from benchmarks._private import chip_of_device, flops, memory_of, program_figures
+from benchmarks.device._kernels import write_kernels
 from benchmarks.device._plans import Plans, plans_of
 from benchmarks.device._rows import NO_STATS, Row, Settings, is_out_of_memory, serve
-from benchmarks.targets._models import AXIS, MODELS
+from benchmarks.targets._models import AXIS, FULL, MODELS, PLAIN
 
 PART = "sizes"
 STEPS = 3
@@ -40,15 +42,15 @@ class Case:
         model: Its name in `benchmarks.targets`.
         batch: Examples.
         length: Tokens of an example; 0 is the model's length.
-        planned: Whether it runs with a plan; else nothing is recomputed, and a second size is
-            tried.
+        way: `PLAN`, or a way by hand of the model. With `PLAIN`, nothing recomputed, a second size
+            is tried.
         more: Examples of one batch more.
     """
 
     model: str
     batch: int
     length: int = 0
-    planned: bool = True
+    way: str = PLAN
     more: int = 1
 
     @property
@@ -67,18 +69,20 @@ class Case:
 
 
 CASES = {
-    "GPT-2 124M, batch 32, nothing recomputed": Case("gpt2_124m", 32, planned=False, more=8),
+    "GPT-2 124M, batch 32, nothing recomputed": Case("gpt2_124m", 32, way=PLAIN, more=8),
     "GPT-2 124M, batch 1,024": Case("gpt2_124m", 1024, more=8),
+    "Llama 1B, batch 32, every block recomputed": Case("llama_1b", 32, way=FULL),
     "Llama 1B, batch 64": Case("llama_1b", 64),
+    "Llama 1B, 8,192 tokens, every block recomputed": Case("llama_1b", 1, 8192, way=FULL),
     "Llama 1B, 16,384 tokens": Case("llama_1b", 1, 16_384),
-    "Llama 1B, batch 256": Case("llama_1b", 256),
-    "GPT-2 124M, batch 2,000": Case("gpt2_124m", 2000, more=8),
     "Llama 1B, 32,768 tokens": Case("llama_1b", 1, 32_768),
-    "Llama 1B, 524,288 tokens": Case("llama_1b", 1, 524_288),
+    "GPT-2 124M, batch 2,000": Case("gpt2_124m", 2000, more=8),
+    "Llama 1B, batch 256": Case("llama_1b", 256),
 }
 TOY_CASES = {
-    "toy GPT-2, batch 2, nothing recomputed": Case("gpt2_124m", 2, planned=False),
+    "toy GPT-2, batch 2, nothing recomputed": Case("gpt2_124m", 2, way=PLAIN),
     "toy GPT-2, batch 2": Case("gpt2_124m", 2),
+    "toy Llama, batch 2, every block recomputed": Case("llama_1b", 2, way=FULL),
 }
 NAMES, TOY_NAMES = tuple(CASES), tuple(TOY_CASES)
 
@@ -92,13 +96,16 @@ def measure(name: str, settings: Settings) -> Iterator[Row]:
         shapes = case.shapes(mesh, toy)
         state = jax.eval_shape(tx.init, shapes[0])
         began = time.perf_counter()
-        fn, about = MODELS[case.model](toy).loss, {"flops": 1.0}
-        if case.planned:
+        fn, about = MODELS[case.model](toy).loss, {}
+        if case.way == PLAN:
             make = lambda: planned(case, mesh, toy, memory_for(device))  # noqa: E731
             plans, failed = plans_of(settings, PART, name, make)
             if failed:
                 raise ValueError(failed[PLAN])
             fn, about = plans[PLAN].apply(fn), about_plan(plans[PLAN])
+        else:
+            fn = functools.partial(fn, way=case.way)
+            about = {"flops": flops_of(fn, shapes) / flops_of(MODELS[case.model](toy).loss, shapes)}
         gradient = jax.jit(jax.value_and_grad(fn)).lower(*shapes).compile()
         drawn, init, update = made(shapes), *optimizer(tx, shapes[0], state)
         memory = memory_of(gradient)
@@ -125,7 +132,9 @@ def measure(name: str, settings: Settings) -> Iterator[Row]:
         run = functools.partial(gradient, params, tokens)
         yield {"share": share, "enough": fits(run, need + share // 2, device)}
         yield {"short": fits(run, need - share, device)}
-        if not case.planned:
+        if settings.kernels:
+            write_kernels(settings.kernels, name, {case.way: (gradient, run)}, calls=1)
+        if case.way == PLAIN:
             shapes = case.shapes(mesh, toy, case.batch + case.more)
             bigger = jax.jit(jax.value_and_grad(fn)).lower(*shapes).compile()
             more = made(shapes[1:])()[0]
@@ -151,6 +160,11 @@ def planned(
             return {PLAN: jrc.plan(loss, *shapes, target=target, **options)}
     except jrc.BudgetError as error:
         return {PLAN: error}
+
+
+def flops_of(fn: Callable[..., Any], shapes: tuple[Any, ...]) -> int:
+    """Return the FLOPs of a loss with its gradient."""
+    return flops(jax.make_jaxpr(jax.value_and_grad(fn))(*shapes))
 
 
 def about_plan(plan: jrc.Plan) -> Row:

@@ -51,7 +51,9 @@ def _for_seconds(name: str, toy: bool, target: jrc.Target) -> Plans:
 def _for_sizes(name: str, toy: bool, target: jrc.Target) -> Plans | None:
     case = {**_sizes.CASES, **_sizes.TOY_CASES}[name]
     mesh = _sizes.mesh_of(target.devices[0])
-    return _sizes.planned(case, mesh, toy, target.budget, target) if case.planned else None
+    return (
+        _sizes.planned(case, mesh, toy, target.budget, target) if case.way == _sizes.PLAN else None
+    )
 
 
 def _for_speed(name: str, toy: bool, target: jrc.Target) -> Plans:
