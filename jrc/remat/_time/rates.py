@@ -2,8 +2,8 @@
 
 >>> from jrc._targets.chips import CHIPS
 >>> rates = rates_of_chip(CHIPS["h100"])
->>> rates.seconds_of_products("f32", 0.7 * 989.4e12), rates.seconds_of_products("bf16", 989.4e12)
-(2.0, 1.4285714285714286)
+>>> rates.seconds_of_products("f32", 0.8 * 989.4e12), rates.seconds_of_products("bf16", 989.4e12)
+(2.0, 1.25)
 
 Of a CPU, whose caches are faster than its memory, a rate may depend on a size:
 
@@ -24,9 +24,11 @@ _BY_DTYPE = {"f64": 1 / 16, "f32": 1 / 2, "s8": 2.0, "u8": 2.0, "f8e4m3fn": 2.0,
 # How many times faster products are than elementwise functions: assumed, of every accelerator.
 _PRODUCTS_OVER_FUNCTIONS = 64
 _LAUNCH_SECONDS = 2e-6
-# Shares of the published rates with which 26 programs take about what they took on an H100
-# (benchmarks.device.kernels); assumed of every GPU.
-_PRODUCTS_ON_GPUS, _BANDWIDTH_ON_GPUS = 0.7, 0.75
+# Shares of the published rates, and seconds, with which the kernels of nine programs take about
+# what they took on an H100 (benchmarks.device.kernels); assumed of every GPU. Kernels of products
+# take a microsecond more than others, and move bytes at half of their rate.
+_PRODUCTS_ON_GPUS, _BANDWIDTH_ON_GPUS, _BYTES_OF_PRODUCTS_ON_GPUS = 0.8, 0.9, 0.45
+_LAUNCH_ON_GPUS, _PRODUCT_ON_GPUS = 1.6e-6, 1e-6
 
 Rate = float | Mapping[int, float]
 """Something per second: the same for all sizes, or that of a few sizes."""
@@ -51,6 +53,9 @@ class Rates:
         bandwidth: Bytes per second of its memory; of a CPU by the bytes that a kernel reads and
             writes, with rising sizes: few of them stay in a cache from kernel to kernel.
         launch: Seconds from one kernel to the next.
+        bandwidth_of_products: The bandwidth for kernels of products and convolutions; `None` if it
+            is that of all.
+        product: Seconds that such a kernel takes beside, however small it is.
         new_memory: Bytes per second at which a program gets memory that is new in each run: on a
             CPU the system hands it over page by page, an accelerator keeps it from run to run.
         slow_convolutions: Operations per second of convolutions that are no call of a library. XLA
@@ -68,6 +73,8 @@ class Rates:
     functions: float
     bandwidth: Rate
     launch: float
+    bandwidth_of_products: float | None = None
+    product: float = 0.0
     new_memory: float = math.inf
     slow_convolutions: float = math.inf
     strided: Rate = math.inf
@@ -82,9 +89,10 @@ class Rates:
             rate = min(rate, self.slow_convolutions)
         return flops / (rate * self.by_dtype.get(dtype, 1.0))
 
-    def seconds_of_bytes(self, size: float) -> float:
+    def seconds_of_bytes(self, size: float, multiplies: bool = False) -> float:
         """Return the seconds in which a kernel reads and writes so many bytes."""
-        return size / rate_at(self.bandwidth, size)
+        of_products = self.bandwidth_of_products if multiplies else None
+        return size / rate_at(of_products or self.bandwidth, size)
 
     def seconds_of_strided(self, entries: Mapping[int, int]) -> float:
         """Return the seconds of entries that are read in steps, by the bytes for a column."""
@@ -99,14 +107,20 @@ def rates_of_chip(chip: Chip) -> Rates | None:
     products, bandwidth = chip.peak_flops.value, chip.memory_bandwidth.value
     if products is None or bandwidth is None:
         return None
+    of_products, launch, product = None, _LAUNCH_SECONDS, 0.0
     if chip.platform == "gpu":
-        products, bandwidth = _PRODUCTS_ON_GPUS * products, _BANDWIDTH_ON_GPUS * bandwidth
+        products *= _PRODUCTS_ON_GPUS
+        of_products = _BYTES_OF_PRODUCTS_ON_GPUS * bandwidth
+        bandwidth *= _BANDWIDTH_ON_GPUS
+        launch, product = _LAUNCH_ON_GPUS, _PRODUCT_ON_GPUS
     return Rates(
         products=products,
         convolutions=products,
         functions=products / _PRODUCTS_OVER_FUNCTIONS,
         bandwidth=bandwidth,
-        launch=_LAUNCH_SECONDS,
+        launch=launch,
+        bandwidth_of_products=of_products,
+        product=product,
         # A TPU multiplies float32 as bfloat16, unless a precision is asked for.
         by_dtype={} if chip.platform == "tpu" else _BY_DTYPE,
     )

@@ -57,9 +57,11 @@ def kernel_seconds(kernel: Kernel, rates: Rates) -> float:
         rates.seconds_of_products(dtype, flops, kernel.convolves, kernel.in_library)
         for dtype, flops in kernel.products.items()
     )
-    return max(
+    multiplies = bool(kernel.products)
+    longest = max(
         products,
-        rates.seconds_of_bytes(kernel.bytes),
+        rates.seconds_of_bytes(kernel.bytes, multiplies),
         rates.seconds_of_strided(kernel.strided),
         kernel.functions / rates.functions,
     )
+    return longest + multiplies * rates.product

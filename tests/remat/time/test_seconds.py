@@ -99,7 +99,10 @@ def test_what_a_kernel_slices_or_updates_counts_and_not_the_whole():
 
 @pytest.mark.parametrize(
     ("m", "k", "n", "seconds"),
-    [(1000, 1000, 1000, 6e6 / RATES.bandwidth), (4000, 4000, 4000, 2 * 4000**3 / RATES.products)],
+    [
+        (1000, 1000, 1000, 6e6 / RATES.bandwidth_of_products),
+        (8000, 8000, 8000, 2 * 8000**3 / RATES.products),
+    ],
 )
 def test_a_kernel_takes_as_long_as_its_bytes_or_its_products(m, k, n, seconds):
     module = entry(
@@ -108,13 +111,34 @@ def test_a_kernel_takes_as_long_as_its_bytes_or_its_products(m, k, n, seconds):
         f"ROOT %c = bf16[{m},{n}]{{1,0}} dot(%a, %b), lhs_contracting_dims={{1}}, "
         "rhs_contracting_dims={0}",
     )
-    assert roofline_seconds(module, RATES) == pytest.approx(seconds + RATES.launch)
+    assert roofline_seconds(module, RATES) == pytest.approx(seconds + RATES.launch + RATES.product)
 
 
 def test_kernels_of_gpus_reach_a_share_of_the_published_rates():
-    assert (RATES.products, RATES.bandwidth) == (0.7e12, 0.75e9)
+    assert (RATES.products, RATES.bandwidth) == (0.8e12, 0.9e9)
     tpu = rates_of_chip(dataclasses.replace(CHIP, platform="tpu"))
     assert (tpu.products, tpu.bandwidth) == (1e12, 1e9)
+
+
+def test_kernels_of_products_move_bytes_at_half_the_rate_of_others():
+    moved = {
+        opcode: roofline_seconds(
+            entry(
+                "%a = f32[1000,8]{1,0} parameter(0)",
+                "%b = f32[8,1000]{1,0} parameter(1)",
+                f"ROOT %c = f32[1000,1000]{{1,0}} {text}",
+            ),
+            RATES,
+        )
+        for opcode, text in {
+            "dot": "dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+            "other": 'custom-call(%a, %b), custom_call_target="other"',
+        }.items()
+    }
+    size = 4 * (1000 * 1000 + 2 * 8 * 1000)
+    assert moved["other"] == pytest.approx(size / 0.9e9 + RATES.launch)
+    assert moved["dot"] == pytest.approx(size / 0.45e9 + RATES.launch + RATES.product)
+    assert (RATES.launch, RATES.product) == (1.6e-6, 1e-6)
 
 
 def test_the_workspace_of_a_library_is_no_result():
@@ -199,8 +223,9 @@ def test_products_of_float32_take_twice_as_long():
         "ROOT %c = {d}[4096,4096]{{1,0}} dot(%a, %a), lhs_contracting_dims={{1}}, "
         "rhs_contracting_dims={{0}}",
     )
+    rates = dataclasses.replace(RATES, product=0.0)
     low, high = (
-        roofline_seconds(entry(*(line.format(d=d) for line in text)), RATES) - RATES.launch
+        roofline_seconds(entry(*(line.format(d=d) for line in text)), rates) - rates.launch
         for d in ("bf16", "f32")
     )
     assert high == pytest.approx(2 * low)
@@ -303,7 +328,8 @@ def test_convolutions_that_xla_computes_itself_are_slow():
     def found(fn, rates):
         return roofline_seconds(parse_hlo(jax.jit(fn).lower(w, x).compile().as_text()), rates)
 
-    rates = dataclasses.replace(RATES, bandwidth=1e15, launch=0.0)
+    rates = rates_of_chip(dataclasses.replace(CHIP, platform="tpu"))
+    rates = dataclasses.replace(rates, bandwidth=1e15, launch=0.0, by_dtype={"f32": 0.5})
     slow = dataclasses.replace(rates, slow_convolutions=rates.convolutions / 100)
     once = 4 * 2 * 2 * 16 * 16 * 8 * 8 * 9 / rates.convolutions
     for fn, of_conv in ((loss, 1), (unrolled, 1), (jax.grad(loss), 101), (jax.grad(unrolled), 2)):

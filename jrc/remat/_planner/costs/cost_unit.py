@@ -198,7 +198,9 @@ class TimeUnit:
             most = written if facts_of(eqn).moves_data else math.inf
             moved = written + sum(min(self._moved([x]), most) for x in eqn.invars)
             computed = self._computed(eqn, flops)
-        return max(computed, self.rates.seconds_of_bytes(moved)) + self.rates.launch
+        multiplies = facts_of(eqn).is_contraction
+        seconds = max(computed, self.rates.seconds_of_bytes(moved, multiplies))
+        return seconds + multiplies * self.rates.product + self.rates.launch
 
     def _moved(self, atoms: Iterable[Any]) -> float:
         """Bytes that are read or written where some arrays are."""
