@@ -277,7 +277,10 @@ class _Walk:
         self.late.update(eqn.outvars)
 
     def backward(self) -> None:
-        """Make what the slices read inside of them if that is cheap; else it is cut outside."""
+        """Make what the slices read inside of them if that is cheap; else it is cut outside.
+
+        What equations make that were said to run on slices is made inside whatever it costs.
+        """
         done: set[Place] = set()
         while self.demands:
             place = max(self.demands, key=lambda place: self.program.producer[place[0]])
@@ -285,12 +288,14 @@ class _Walk:
             if place in done:
                 continue
             done.add(place)
-            find = self.made_inside.axis_of_any if self.inputs_alone else self.made_inside.axis
+            producer = self.program.producer[place[0]]
+            is_inside = self.inputs_alone or producer in self.among
+            find = self.made_inside.axis_of_any if is_inside else self.made_inside.axis
             axis = find(*place)
             if axis is None:
                 self.given[place] = None
             else:
-                self._take(self.program.producer[place[0]], axis)
+                self._take(producer, axis)
 
 
 def _reason(eqn: JaxprEqn, read: Mapping[int, int]) -> str:

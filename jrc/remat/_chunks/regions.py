@@ -238,6 +238,8 @@ class _Growth:
         results = tuple(self._leaving())
         if slices.after or slices.parts < 2 or any(v not in slices.made for v in results):
             raise _NoRegion
+        if any(map(self._is_made, slices.read)):
+            raise _NoRegion  # what an equation inside makes is no slice
         if not slices.given and not counted(slices):
             raise _NoRegion  # all slices are the same
         equations = tuple(sorted(self.inside))

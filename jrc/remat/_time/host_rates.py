@@ -47,9 +47,7 @@ _SIDE, _LARGE, _SUMMANDS, _PASSES, _ROUNDS = 1024, 2**24, 4, 8, 12
 # many passes are timed.
 _SMALLER = {7: 64 * _PASSES, 4: 16 * _PASSES, 2: 4 * _PASSES, 0: _PASSES}
 _OF_ACCELERATORS = ("by_dtype", "bandwidth_of_products", "product")
-_NAMES = tuple(
-    each.name for each in dataclasses.fields(Rates) if each.name not in _OF_ACCELERATORS
-)
+_NAMES = tuple(each.name for each in dataclasses.fields(Rates) if each.name not in _OF_ACCELERATORS)
 
 
 @functools.cache

@@ -75,12 +75,24 @@ def peak(fn, *args):
     return memory.temp_size_in_bytes
 
 
-@pytest.mark.slow(after=2)
-@pytest.mark.parametrize("loss", [mlp, noise, per_example, blocks, scanned, attention])
-def test_masks_and_noise_are_those_of_the_whole(loss):
-    args = LAYERS if loss is scanned else P, X, KEY
+def jittered(w, x, key):
+    x = x + jax.random.normal(key, x.shape)
+    for each in w:
+        x = jnp.tanh(x @ each)
+    return jnp.mean(x**2)
+
+
+def denoised(w, x, key):
+    added = jax.random.normal(key, x.shape)
+    h = x + added
+    for each in w:
+        h = h + jax.nn.gelu(h @ each)
+    return jnp.mean((h - added) ** 2)
+
+
+def assert_chunks_are_the_whole(loss, *args):
     whole = peak(loss, *args)
-    own = 2 * sum(x.nbytes for x in jax.tree.leaves(args[0])) + X.nbytes
+    own = 2 * sum(x.nbytes for x in jax.tree.leaves(args[0])) + args[1].nbytes
     plan = jrc.plan(loss, *args, budget=own + whole // 6)
     assert plan.chunks and peak(plan.apply(loss), *args) < whole // 5
     value, gradients = jax.jit(jax.value_and_grad(loss))(*args)
@@ -88,6 +100,18 @@ def test_masks_and_noise_are_those_of_the_whole(loss):
     np.testing.assert_allclose(found, value, rtol=1e-6)
     for got, wanted in zip(jax.tree.leaves(planned), jax.tree.leaves(gradients), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=3e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.slow(after=2)
+@pytest.mark.parametrize("loss", [mlp, noise, per_example, blocks, scanned, attention])
+def test_masks_and_noise_are_those_of_the_whole(loss):
+    assert_chunks_are_the_whole(loss, LAYERS if loss is scanned else P, X, KEY)
+
+
+@pytest.mark.parametrize("loss", [jittered, denoised])
+def test_noise_on_the_input_is_drawn_in_the_chunks_of_the_loss(loss):
+    """The inverse of the error function is dear: it is made inside since its region has it."""
+    assert_chunks_are_the_whole(loss, list(normal(3, 64, 64)), normal(2048, 64), KEY)
 
 
 @pytest.mark.parametrize("loss", [mlp, per_example, scanned])
