@@ -46,7 +46,7 @@ _SIDE, _LARGE, _SUMMANDS, _PASSES, _ROUNDS = 1024, 2**24, 4, 8, 12
 # Arrays that are a power of two smaller than the largest, 512 KiB, 4, 16 and 64 MiB, each with how
 # many passes are timed.
 _SMALLER = {7: 64 * _PASSES, 4: 16 * _PASSES, 2: 4 * _PASSES, 0: _PASSES}
-_OF_ACCELERATORS = ("by_dtype", "bandwidth_of_products", "launch_of_products")
+_OF_ACCELERATORS = ("by_dtype", "bandwidth_of_products", "latency_of_products")
 _NAMES = tuple(each.name for each in dataclasses.fields(Rates) if each.name not in _OF_ACCELERATORS)
 
 

@@ -55,7 +55,7 @@ class Rates:
         launch: Seconds from one kernel to the next.
         bandwidth_of_products: The bandwidth for kernels of products and convolutions; `None` if it
             is that of all.
-        launch_of_products: Seconds that such a kernel takes beside, however small it is.
+        latency_of_products: Seconds that such a kernel takes beside, however small it is.
         new_memory: Bytes per second at which a program gets memory that is new in each run: on a
             CPU the system hands it over page by page, an accelerator keeps it from run to run.
         slow_convolutions: Operations per second of convolutions that are no call of a library. XLA
@@ -74,7 +74,7 @@ class Rates:
     bandwidth: Rate
     launch: float
     bandwidth_of_products: float | None = None
-    launch_of_products: float = 0.0
+    latency_of_products: float = 0.0
     new_memory: float = math.inf
     slow_convolutions: float = math.inf
     strided: Rate = math.inf
@@ -120,7 +120,7 @@ def rates_of_chip(chip: Chip) -> Rates | None:
         bandwidth=bandwidth,
         launch=launch,
         bandwidth_of_products=of_products,
-        launch_of_products=of_product,
+        latency_of_products=of_product,
         # A TPU multiplies float32 as bfloat16, unless a precision is asked for.
         by_dtype={} if chip.platform == "tpu" else _BY_DTYPE,
     )

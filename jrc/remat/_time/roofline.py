@@ -64,4 +64,4 @@ def kernel_seconds(kernel: Kernel, rates: Rates) -> float:
         rates.seconds_of_strided(kernel.strided),
         kernel.functions / rates.functions,
     )
-    return longest + multiplies * rates.launch_of_products
+    return longest + multiplies * rates.latency_of_products

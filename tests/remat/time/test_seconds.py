@@ -112,7 +112,7 @@ def test_a_kernel_takes_as_long_as_its_bytes_or_its_products(m, k, n, seconds):
         "rhs_contracting_dims={0}",
     )
     assert roofline_seconds(module, RATES) == pytest.approx(
-        seconds + RATES.launch + RATES.launch_of_products
+        seconds + RATES.launch + RATES.latency_of_products
     )
 
 
@@ -139,8 +139,8 @@ def test_kernels_of_products_move_bytes_at_half_the_rate_of_others():
     }
     size = 4 * (1000 * 1000 + 2 * 8 * 1000)
     assert moved["other"] == pytest.approx(size / 0.9e9 + RATES.launch)
-    assert moved["dot"] == pytest.approx(size / 0.45e9 + RATES.launch + RATES.launch_of_products)
-    assert (RATES.launch, RATES.launch_of_products) == (1.6e-6, 1e-6)
+    assert moved["dot"] == pytest.approx(size / 0.45e9 + RATES.launch + RATES.latency_of_products)
+    assert (RATES.launch, RATES.latency_of_products) == (1.6e-6, 1e-6)
 
 
 def test_the_workspace_of_a_library_is_no_result():
@@ -225,7 +225,7 @@ def test_products_of_float32_take_twice_as_long():
         "ROOT %c = {d}[4096,4096]{{1,0}} dot(%a, %a), lhs_contracting_dims={{1}}, "
         "rhs_contracting_dims={{0}}",
     )
-    rates = dataclasses.replace(RATES, launch_of_products=0.0)
+    rates = dataclasses.replace(RATES, latency_of_products=0.0)
     low, high = (
         roofline_seconds(entry(*(line.format(d=d) for line in text)), rates) - rates.launch
         for d in ("bf16", "f32")

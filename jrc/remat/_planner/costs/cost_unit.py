@@ -200,7 +200,7 @@ class TimeUnit:
             computed = self._computed(eqn, flops)
         multiplies = facts_of(eqn).is_contraction
         seconds = max(computed, self.rates.seconds_of_bytes(moved, multiplies))
-        return seconds + multiplies * self.rates.launch_of_products + self.rates.launch
+        return seconds + multiplies * self.rates.latency_of_products + self.rates.launch
 
     def _moved(self, atoms: Iterable[Any]) -> float:
         """Bytes that are read or written where some arrays are."""

@@ -214,7 +214,7 @@ def test_a_loop_takes_the_time_of_all_its_steps():
 def test_rates_of_a_chip_know_the_dtype():
     rates = rates_of_chip(CHIPS["h100"])
     unit = TimeUnit(
-        dataclasses.replace(rates, bandwidth_of_products=math.inf, launch_of_products=0.0), GPU
+        dataclasses.replace(rates, bandwidth_of_products=math.inf, latency_of_products=0.0), GPU
     )
     low, high = (
         seconds(unit, jnp.dot, *[jnp.ones((2048, 2048), dtype)] * 2) - rates.launch
@@ -419,7 +419,7 @@ def test_without_a_home_they_are_measured_alone(no_rates, monkeypatch):
 @pytest.mark.parametrize("constant", [None, float("inf"), float("nan")])
 def test_a_named_file_without_rates_is_refused(monkeypatch, tmp_path, field, value, constant):
     data = dataclasses.asdict(RATES)
-    for each in ("by_dtype", "bandwidth_of_products", "launch_of_products"):
+    for each in ("by_dtype", "bandwidth_of_products", "latency_of_products"):
         del data[each]
     path = tmp_path / "rates.json"
     monkeypatch.setenv("JRC_HOST_RATES", str(path))
