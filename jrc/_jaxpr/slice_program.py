@@ -319,7 +319,7 @@ def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], share: Fraction) -> Jax
     program = Program(inline_all(jaxpr))
     inputs = program.jaxpr.invars
     found = {v: at for v, at in zip(inputs, axes, strict=True) if at is not None}
-    slices = sliced(program, found, independent_axes)
+    slices = sliced(program, found, independent_axes, inputs_alone=True)
     outvars = dict.fromkeys(filter(is_variable, program.jaxpr.outvars))
     made = [v for v in outvars if v in slices.made]
     one = slice_program(slices, share, made)

@@ -236,16 +236,13 @@ class _Growth:
         except Dependent as error:
             raise _NoRegion from error
         results = tuple(self._leaving())
-        if slices.after or slices.parts < 2 or any(v not in slices.made for v in results):
+        is_cut = all(v in slices.made for v in results) and not any(map(self._is_made, slices.read))
+        if slices.after or slices.parts < 2 or not is_cut:
             raise _NoRegion
-        if any(map(self._is_made, slices.read)):
-            raise _NoRegion  # what an equation inside makes is no slice
         if not slices.given and not counted(slices):
             raise _NoRegion  # all slices are the same
-        equations = tuple(sorted(self.inside))
-        return Region(
-            slices, equations, inputs, results, self.wide, self._width(), self._edge(slices)
-        )
+        sizes = self._width(), self._edge(slices)
+        return Region(slices, tuple(sorted(self.inside)), inputs, results, self.wide, *sizes)
 
     def _grow(self) -> None:
         """Let all equations join that make wide inputs, read wide results, or stand between."""

@@ -28,7 +28,7 @@ _LAUNCH_SECONDS = 2e-6
 # what they took on an H100 (benchmarks.device.kernels); assumed of every GPU. Kernels of products
 # take a microsecond more than others, and move bytes at half of their rate.
 _PRODUCTS_ON_GPUS, _BANDWIDTH_ON_GPUS, _BYTES_OF_PRODUCTS_ON_GPUS = 0.8, 0.9, 0.45
-_LAUNCH_ON_GPUS, _PRODUCT_ON_GPUS = 1.6e-6, 1e-6
+_LAUNCH_ON_GPUS, _LATENCY_OF_PRODUCTS_ON_GPUS = 1.6e-6, 1e-6
 
 Rate = float | Mapping[int, float]
 """Something per second: the same for all sizes, or that of a few sizes."""
@@ -55,7 +55,7 @@ class Rates:
         launch: Seconds from one kernel to the next.
         bandwidth_of_products: The bandwidth for kernels of products and convolutions; `None` if it
             is that of all.
-        latency_of_products: Seconds that such a kernel takes beside, however small it is.
+        latency_of_products: Seconds that such a kernel takes in addition, however small it is.
         new_memory: Bytes per second at which a program gets memory that is new in each run: on a
             CPU the system hands it over page by page, an accelerator keeps it from run to run.
         slow_convolutions: Operations per second of convolutions that are no call of a library. XLA
@@ -90,7 +90,7 @@ class Rates:
         return flops / (rate * self.by_dtype.get(dtype, 1.0))
 
     def seconds_of_bytes(self, size: float, multiplies: bool = False) -> float:
-        """Return the seconds in which a kernel reads and writes so many bytes."""
+        """Return the seconds in which a kernel, of products or not, moves so many bytes."""
         of_products = self.bandwidth_of_products if multiplies else None
         return size / rate_at(of_products or self.bandwidth, size)
 
@@ -107,20 +107,17 @@ def rates_of_chip(chip: Chip) -> Rates | None:
     products, bandwidth = chip.peak_flops.value, chip.memory_bandwidth.value
     if products is None or bandwidth is None:
         return None
-    of_products, launch, of_product = None, _LAUNCH_SECONDS, 0.0
-    if chip.platform == "gpu":
+    is_gpu = chip.platform == "gpu"
+    if is_gpu:
         products *= _PRODUCTS_ON_GPUS
-        of_products = _BYTES_OF_PRODUCTS_ON_GPUS * bandwidth
-        bandwidth *= _BANDWIDTH_ON_GPUS
-        launch, of_product = _LAUNCH_ON_GPUS, _PRODUCT_ON_GPUS
     return Rates(
         products=products,
         convolutions=products,
         functions=products / _PRODUCTS_OVER_FUNCTIONS,
-        bandwidth=bandwidth,
-        launch=launch,
-        bandwidth_of_products=of_products,
-        latency_of_products=of_product,
+        bandwidth=_BANDWIDTH_ON_GPUS * bandwidth if is_gpu else bandwidth,
+        launch=_LAUNCH_ON_GPUS if is_gpu else _LAUNCH_SECONDS,
+        bandwidth_of_products=_BYTES_OF_PRODUCTS_ON_GPUS * bandwidth if is_gpu else None,
+        latency_of_products=_LATENCY_OF_PRODUCTS_ON_GPUS if is_gpu else 0.0,
         # A TPU multiplies float32 as bfloat16, unless a precision is asked for.
         by_dtype={} if chip.platform == "tpu" else _BY_DTYPE,
     )

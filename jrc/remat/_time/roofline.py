@@ -1,7 +1,8 @@
 """A roofline over the kernels of a compiled program: for GPUs and CPUs, which state no seconds.
 
 A kernel takes as long as its products or its functions at the device's rates, as its bytes at the
-memory's bandwidth, or as what it reads in steps, whichever is longest, and the time to launch it.
+memory's bandwidth, or as what it reads in steps, whichever is longest, the latency of products if
+it has some, and the time to launch it.
 
 Source: Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for
 Multicore Architectures", CACM 52(4), 2009.

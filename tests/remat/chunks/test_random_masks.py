@@ -90,6 +90,16 @@ def denoised(w, x, key):
     return jnp.mean((h - added) ** 2)
 
 
+def jittered_in_a_loop(w, x, key):
+    def body(carry, each):
+        x, key = carry
+        key, own = jax.random.split(key)
+        return (x + jnp.tanh((x + jax.random.normal(own, x.shape)) @ each), key), None
+
+    (x, _), _ = jax.lax.scan(body, (x, key), jnp.stack(w))
+    return jnp.mean(x**2)
+
+
 def assert_chunks_are_the_whole(loss, *args):
     whole = peak(loss, *args)
     own = 2 * sum(x.nbytes for x in jax.tree.leaves(args[0])) + args[1].nbytes
@@ -108,9 +118,9 @@ def test_masks_and_noise_are_those_of_the_whole(loss):
     assert_chunks_are_the_whole(loss, LAYERS if loss is scanned else P, X, KEY)
 
 
-@pytest.mark.parametrize("loss", [jittered, denoised])
+@pytest.mark.parametrize("loss", [jittered, denoised, jittered_in_a_loop])
 def test_noise_on_the_input_is_drawn_in_the_chunks_of_the_loss(loss):
-    """The inverse of the error function is dear: it is made inside since its region has it."""
+    """The inverse of the error function is dear: it is made inside, as its region has it."""
     assert_chunks_are_the_whole(loss, list(normal(3, 64, 64)), normal(2048, 64), KEY)
 
 
