@@ -46,7 +46,9 @@ ALL_STAGES = Stages(
     in_order=True,
 )
 SHARDS = Shards(("data",), 4, ((0, 1, 0),), (SplitAxis((0, 0, 1), ("model",)),))
-CHUNKS = Chunks((1,), (2, 3), ((0, 0, 0),), 8, (4,), "float32", "dot", 64, 0, (SHARDS,), ((3, ()),))
+CHUNKS = Chunks(
+    (1,), (2, 3), ((0, 0, 0),), 8, (4,), "float32", "dot", 64, 0, (SHARDS,), ((3, (), 3),)
+)
 
 
 @pytest.mark.parametrize("decision", [ALL_STAGES, Stages(()), Baseline(), AsWritten()], ids=str)

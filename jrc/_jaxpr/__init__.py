@@ -24,6 +24,7 @@ from jrc._jaxpr.control_flow import mesh_of_shard_map as mesh_of_shard_map
 from jrc._jaxpr.control_flow import rebuild as rebuild
 from jrc._jaxpr.control_flow import with_inner_program as with_inner_program
 from jrc._jaxpr.control_flow import with_mapped_program as with_mapped_program
+from jrc._jaxpr.copy_for_readers import CopyForReader as CopyForReader
 from jrc._jaxpr.copy_for_readers import copy_for_readers as copy_for_readers
 from jrc._jaxpr.cost import equation_cost as equation_cost
 from jrc._jaxpr.cost import equation_flops as equation_flops
@@ -38,7 +39,6 @@ from jrc._jaxpr.custom_derivatives import are_linear_rules as are_linear_rules
 from jrc._jaxpr.custom_derivatives import tangents_of as tangents_of
 from jrc._jaxpr.dce import LiveEquation as LiveEquation
 from jrc._jaxpr.dce import live_equations as live_equations
-from jrc._jaxpr.early_slices import early_slices as early_slices
 from jrc._jaxpr.equations import call_name as call_name
 from jrc._jaxpr.equations import exponent_of as exponent_of
 from jrc._jaxpr.equations import has_barrier as has_barrier
@@ -53,6 +53,7 @@ from jrc._jaxpr.equations import policy_in as policy_in
 from jrc._jaxpr.equations import repeats as repeats
 from jrc._jaxpr.equations import sharding_of as sharding_of
 from jrc._jaxpr.equations import walk as walk
+from jrc._jaxpr.form_for_chunks import form_for_chunks as form_for_chunks
 from jrc._jaxpr.gradient_gate import gate as gate
 from jrc._jaxpr.gradient_gate import stops_gradient as stops_gradient
 from jrc._jaxpr.independent_axes import independent_axes as independent_axes

@@ -14,7 +14,6 @@ are computed from the states of 8,191 tokens at once, one axis goes through all 
 """
 
 import dataclasses
-import weakref
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -40,9 +39,6 @@ class _Slice:
     limit: int
 
 
-_FOUND: weakref.WeakKeyDictionary[Program, Program] = weakref.WeakKeyDictionary()
-
-
 def early_slices(program: Program) -> Program:
     """Return the program in which values are computed as slices, where all readers want the same.
 
@@ -55,12 +51,6 @@ def early_slices(program: Program) -> Program:
     Returns:
         The program itself, where no slice can move.
     """
-    if program not in _FOUND:
-        _FOUND[program] = _early_slices(program)
-    return _FOUND[program]
-
-
-def _early_slices(program: Program) -> Program:
     wanted = _Wanted(program)
     if not any(_slice_of(eqn) and p in wanted.absorbed for p, eqn in enumerate(program.eqns)):
         return program

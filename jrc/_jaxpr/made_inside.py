@@ -80,6 +80,16 @@ class MadeInside:
             return None
         return self._along(eqn, v, at)
 
+    def cut(self, v: Var, at: int) -> set[Var]:
+        """Return what is cut for a value: what it is made of in slices, or itself."""
+        axis = self.axis(v, at)
+        if axis is None:
+            return {v}
+        operands = self._program.eqns[self._program.producer[v]].invars
+        pairs = zip(operands, axis.operands, strict=True)
+        read = ((x, a) for x, a in pairs if a is not None and is_variable(x))
+        return {leaf for x, a in read for leaf in self.cut(x, a)}
+
     def bytes(self, v: Var, at: int) -> int:
         """Return the bytes of what is cut: for a value that is made in slices, or itself."""
         if (v, at) not in self._bytes:

@@ -44,7 +44,7 @@ def unshared(program: Program) -> Program:
     total = sum(map(equation_flops, program.eqns))
     if not copied or added > _COPIED_FLOPS * max(total, 1):
         return program
-    return copy_for_readers(program, copied)
+    return copy_for_readers(program, [(i, chain, i) for i, chain in copied.items()])
 
 
 def _cheap_equations(program: Program) -> set[int]:

@@ -60,6 +60,7 @@ class Chunks:
         shards: How devices split the region; the outermost first.
         copies: For readers of wide values, the equations of the program that are copied for them
             before regions are looked for; of all regions of a program the same.
+        ends: Which results of the program are differentiated; of all regions the same.
     """
 
     path: tuple[int, ...]
@@ -73,6 +74,7 @@ class Chunks:
     loss: int | None = None
     shards: tuple[Shards, ...] = ()
     copies: Copies = ()
+    ends: tuple[int, ...] = (0,)
 
     @property
     def is_whole_loss(self) -> bool:

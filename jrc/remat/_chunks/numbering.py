@@ -6,10 +6,9 @@ way round.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Set
 
-from jrc._jaxpr import Program, is_cast, is_variable
+from jrc._jaxpr import CopyForReader, Program, is_cast, is_variable
 from jrc.remat._chunks.chunks import Chunks, Place
 from jrc.remat._chunks.copies import Copies
 
@@ -91,23 +90,23 @@ def _as_it_is_read(program: Program, cut: Place, inside: Set[int]) -> Iterator[P
             yield from _as_it_is_read(program, (c + 1, 0, axis), inside)
 
 
-def numbered_copies(program: Program, copies: Mapping[int, Any]) -> Copies:
+def numbered_copies(program: Program, copies: Iterable[CopyForReader]) -> Copies:
     """Return copies whose equations are numbered without casts."""
     number = {p: k for k, p in enumerate(program.steps)}
     return tuple(
-        (number[reader], tuple(number[p] for p in chain if p in number))
-        for reader, chain in copies.items()
-        if reader in number
+        (number[reader], tuple(number[p] for p in chain if p in number), number[like])
+        for reader, chain, like in copies
+        if reader in number and like in number
     )
 
 
-def copies_with_casts(program: Program, copies: Copies) -> dict[int, list[int]]:
+def copies_with_casts(program: Program, copies: Copies) -> list[CopyForReader]:
     """Return copies of which equations are positions in a program."""
-    steps, found = program.steps, {}
-    for reader, chain in copies:
+    steps, found = program.steps, list[CopyForReader]()
+    for reader, chain, like in copies:
         copied = {steps[k] for k in chain}
         casts = _with_casts_of(program, [*copied, steps[reader]]) - {steps[reader]}
-        found[steps[reader]] = sorted(casts)
+        found.append((steps[reader], sorted(casts), steps[like]))
     return found
 
 

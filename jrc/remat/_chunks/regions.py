@@ -13,77 +13,23 @@ after which nothing but a sum over the axis follows, such as a loss, takes that 
 ('dot_general', 80, 1)
 """
 
-import collections
 import contextlib
 import dataclasses
-import functools
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from jrc._jaxpr import (
-    INPUT,
-    Dependent,
-    IndependentAxis,
-    MadeInside,
-    Program,
-    Slices,
-    counted,
-    equation_flops,
-    facts_of,
-    has_effects,
-    independent_axes,
-    is_cast,
-    is_linear_in,
-    is_variable,
-    nbytes,
-    shape_of,
-    sliced,
-    with_sums_onto_zeros,
-)
-from jrc._tree import is_floating
+from jrc._jaxpr import Program, nbytes, shape_of
+from jrc.remat._chunks.growth import Growth, Limits, NoRegion, Region, nowhere
 from jrc.remat._chunks.turns import can_run_in_turn
-from jrc.remat._gradient.activity import differentiated_outside
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Region:
-    """Equations that run in chunks.
-
-    Attributes:
-        slices: What runs on slices.
-        equations: The equations, in program order.
-        inputs: What enters in slices, with the axis.
-        results: Values that are read outside: those that are joined, and sums.
-        wide: The widest value inside.
-        bytes: Bytes of the widest moment inside, of all slices together.
-        edge: Bytes of what enters in slices and leaves, and of what sums over chunks need.
-    """
-
-    slices: Slices
-    equations: tuple[int, ...]
-    inputs: Mapping[Any, int]
-    results: tuple[Any, ...]
-    wide: Any
-    bytes: int
-    edge: int
-
-    @property
-    def parts(self) -> int:
-        """Into how many slices it may be cut; or into a divisor of that."""
-        return self.slices.parts
-
-
-def _nowhere(v: Any, axis: int) -> bool:
-    return False
 
 
 def wide_regions(
     program: Program,
     narrow: int,
     apart: Iterable[int] = (),
-    lies_across: Callable[[Any, int], bool] = _nowhere,
+    lies_across: Callable[[Any, int], bool] = nowhere,
     ends: Collection[Any] | None = None,
+    perturbed: Collection[Any] | None = None,
 ) -> list[Region]:
     """Return regions that share no equation, around every value that is wider than `narrow` bytes.
 
@@ -93,6 +39,7 @@ def wide_regions(
         apart: Equations that stay outside of all regions; what they read and make may be wide.
         lies_across: Of a value and an axis, whether slices along it would lie across devices.
         ends: The results that are differentiated; by default all.
+        perturbed: The inputs that they are differentiated by; by default all.
     """
     found: list[Region] = []
     live = program.live()
@@ -103,7 +50,7 @@ def wide_regions(
         for v in eqn.outvars
         if nbytes(v.aval) > narrow
     ]
-    limits = _Limits(program, narrow, frozenset(apart), lies_across, ends)
+    limits = Limits(program, narrow, frozenset(apart), lies_across, ends, perturbed)
     taken = limits.taken
     for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
         if -p not in taken and -p not in limits.apart:
@@ -122,7 +69,7 @@ def wide_regions(
 
 
 def _with_another(
-    limits: "_Limits", v: Any, found: Sequence[Region]
+    limits: "Limits", v: Any, found: Sequence[Region]
 ) -> tuple[Region | None, list[Region]]:
     """The region around a value that holds one which it cannot stand beside, and that one."""
     for each in found:
@@ -139,8 +86,9 @@ def _with_another(
 def region_of_widest(
     program: Program,
     narrow: int,
-    lies_across: Callable[[Any, int], bool] = _nowhere,
+    lies_across: Callable[[Any, int], bool] = nowhere,
     ends: Collection[Any] | None = None,
+    perturbed: Collection[Any] | None = None,
 ) -> Region | None:
     """Return the region around the widest value; `None` if there is none.
 
@@ -149,251 +97,28 @@ def region_of_widest(
         narrow: Bytes of the widest value that may enter or leave it.
         lies_across: As for `wide_regions`.
         ends: Likewise.
+        perturbed: Likewise.
     """
     live = program.live()
     made = [v for p, eqn in enumerate(program.eqns) if live[p] for v in eqn.outvars]
     widest = max(made, key=lambda v: nbytes(v.aval), default=None)
     if widest is None:
         return None
-    return _best_region(_Limits(program, narrow, lies_across=lies_across, ends=ends), widest)
+    limits = Limits(program, narrow, frozenset(), lies_across, ends, perturbed)
+    return _best_region(limits, widest)
 
 
-@dataclasses.dataclass(eq=False)
-class _Limits:
-    """Where growing regions end, and what is known of growths before.
-
-    Attributes:
-        program: The program.
-        narrow: Bytes of the widest value that may enter or leave.
-        apart: Equations that stay outside; what they read and make may be wide.
-        lies_across: As for `wide_regions`.
-        ends: Likewise.
-        taken: Equations of other regions.
-        failed: Values around which there is no region along an axis; no region may make them.
-        met: Equations of other regions at which the last growth ended, along any axis.
-    """
-
-    program: Program
-    narrow: int
-    apart: Set[int] = frozenset()
-    lies_across: Callable[[Any, int], bool] = _nowhere
-    ends: Collection[Any] | None = None
-    taken: set[int] = dataclasses.field(default_factory=set)
-    failed: set[tuple[Any, int]] = dataclasses.field(default_factory=set)
-    met: set[int] = dataclasses.field(default_factory=set)
-
-    @functools.cached_property
-    def made_inside(self) -> MadeInside:
-        return MadeInside(self.program, independent_axes)
-
-
-def _best_region(limits: _Limits, v: Any, start: Region | None = None) -> Region | None:
+def _best_region(limits: Limits, v: Any, start: Region | None = None) -> Region | None:
     """The region around a value along the axis that leaves the fewest bytes; with another in it."""
     regions = []
     limits.met.clear()
     for axis, length in enumerate(shape_of(v)):
         if length > 1 and not limits.lies_across(v, axis):
             try:
-                growth = _Growth(limits, v, axis, start)
-            except _NoRegion:
+                growth = Growth(limits, v, axis, start)
+            except NoRegion:
                 limits.failed.add((v, axis))
                 continue
-            with contextlib.suppress(_NoRegion):
+            with contextlib.suppress(NoRegion):
                 regions.append(growth.region())
     return min(regions, key=lambda each: each.edge + each.bytes / each.parts, default=None)
-
-
-class _NoRegion(Exception):
-    """A wide value enters or leaves, and its equation cannot join."""
-
-
-class _Growth:
-    def __init__(self, limits: _Limits, v: Any, axis: int, start: Region | None = None) -> None:
-        self.limits, self.program, self.narrow = limits, limits.program, limits.narrow
-        self.wide, self.live = v, limits.program.live()
-        self.axes: dict[Any, int] = dict(start.slices.axes) if start else {}
-        self.axes[v] = axis
-        self.inside: set[int] = set(start.equations) if start else set()
-        self.makers: list[int] = []  # of wide inputs
-        self.readers: list[int] = []  # of wide results
-        self._include(self.program.producer[v])
-        self._grow()
-        before = dict(self.axes), set(self.inside)
-        if self._grow_to_sum():
-            self._join_sums()
-        else:
-            self.axes, self.inside = before
-
-    def region(self) -> Region:
-        """Return the region.
-
-        Raises:
-            _NoRegion: If slices of it depend on each other after all.
-        """
-        inputs = {v: axis for v, axis in self.axes.items() if not self._is_made(v)}
-        try:
-            slices = sliced(self.program, inputs, independent_axes, sorted(self.inside))
-        except Dependent as error:
-            raise _NoRegion from error
-        results = tuple(self._leaving())
-        is_cut = all(v in slices.made for v in results) and not any(map(self._is_made, slices.read))
-        if slices.after or slices.parts < 2 or not is_cut:
-            raise _NoRegion
-        if not slices.given and not counted(slices):
-            raise _NoRegion  # all slices are the same
-        sizes = self._width(), self._edge(slices)
-        return Region(slices, tuple(sorted(self.inside)), inputs, results, self.wide, *sizes)
-
-    def _grow(self) -> None:
-        """Let all equations join that make wide inputs, read wide results, or stand between."""
-        while self.makers or self.readers or self._find_between():
-            p = (self.makers or self.readers).pop()
-            if p not in self.inside:
-                self._include(p)
-
-    def _must_join(self, p: int) -> bool:
-        """Whether an equation must join that reads a wide value of the region.
-
-        Results of the program, and equations that stay apart, may read it whole.
-        """
-        return p < len(self.program.eqns) and p not in self.limits.apart
-
-    def _is_free(self, p: int) -> bool:
-        """Whether this is an equation that may join, and no other region has it."""
-        return p != INPUT and self._must_join(p) and p not in self.limits.taken
-
-    def _is_wide_input(self, v: Any, axis: int) -> bool:
-        producer = self.program.producer[v]
-        is_given = producer == INPUT or producer in self.limits.apart
-        return not is_given and self.limits.made_inside.bytes(v, axis) > self.narrow
-
-    def _find_between(self) -> bool:
-        """Whether equations outside read what the region makes, and make what it reads."""
-        late: set[Any] = set()
-        for p in range(min(self.inside), max(self.inside) + 1):
-            reads = self.program.reads(p)
-            if p in self.inside:
-                self.makers += [self.program.producer[v] for v in reads if v in late]
-            elif self.live[p] and any(v in late or self._is_made(v) for v in reads):
-                late.update(self.program.eqns[p].outvars)
-        return bool(self.makers)
-
-    def _leaving(self) -> list[Any]:
-        """The values that the region makes and others read."""
-        program = self.program
-        return [
-            v
-            for p in sorted(self.inside)
-            for v in program.eqns[p].outvars
-            if any(c not in self.inside for c in program.consumers.get(v, ()))
-        ]
-
-    def _is_made(self, v: Any) -> bool:
-        return self.program.producer[v] in self.inside
-
-    def _include(self, p: int) -> None:
-        """Let an equation join, along the axis that its operands and results have inside."""
-        if not self._is_free(p):
-            if p in self.limits.taken:
-                self.limits.met.add(p)
-            raise _NoRegion
-        eqn = self.program.eqns[p]
-        # The derivative of a cast is a sum over devices, which would run once a chunk.
-        casts = is_cast(eqn) and is_floating(eqn.outvars[0].aval)
-        if casts or has_effects(eqn) or facts_of(eqn).is_collective:
-            raise _NoRegion
-        fitting = [
-            x
-            for x in with_sums_onto_zeros(self.program, independent_axes)(eqn)
-            if self._fits(eqn, x)
-        ]
-        if not fitting:
-            raise _NoRegion
-        axis = fitting[0]
-        self.inside.add(p)
-        for x, at in zip(eqn.invars, axis.operands, strict=True):
-            if at is not None and is_variable(x) and x not in self.axes:
-                self.axes[x] = at
-                if not self._is_made(x) and self._is_wide_input(x, at):
-                    self.makers.append(self.program.producer[x])
-        for v, at in zip(eqn.outvars, axis.results, strict=True):
-            if at is not None and not axis.is_summed:
-                self.axes[v] = at
-                if (v, at) in self.limits.failed or self.limits.lies_across(v, at):
-                    raise _NoRegion
-            if nbytes(v.aval) > self.narrow:
-                self.readers += filter(self._must_join, self.program.consumers.get(v, ()))
-
-    def _fits(self, eqn: Any, axis: IndependentAxis) -> bool:
-        operands = zip(eqn.invars, axis.operands, strict=True)
-        results = zip(eqn.outvars, axis.results, strict=True)
-        known = [(x, at) for x, at in (*operands, *results) if is_variable(x) and x in self.axes]
-        return bool(known) and all(self.axes[x] == at for x, at in known)
-
-    def _grow_to_sum(self) -> bool:
-        """Whether all that follows, up to sums over the axis, joined; without further products."""
-        try:
-            while True:
-                leaving = [v for v in self._leaving() if shape_of(v)]
-                if not leaving:
-                    return not any(map(shape_of, self._leaving()))
-                for v in leaving:
-                    for c in self.program.consumers[v]:
-                        if c not in self.inside:
-                            if c < len(self.program.eqns) and self._is_product(c):
-                                return False
-                            self._include(c)
-                self._grow()
-        except _NoRegion:
-            return False
-
-    def _join_sums(self) -> None:
-        """Take in what adds up several sums, so that one is left: a loss of several terms.
-
-        What depends on the region by another way stays outside, and so does what reads that.
-        """
-        sums, late, found = set(self._leaving()), set(), set(self.inside)
-        for p in range(min(self.inside), len(self.program.eqns)):
-            eqn, reads = self.program.eqns[p], set(self.program.reads(p))
-            if p in found or sums.isdisjoint(reads) and late.isdisjoint(reads):
-                continue
-            is_free = self.live[p] and self._is_free(p) and late.isdisjoint(reads)
-            if is_free and is_linear_in(eqn, sums) and not is_cast(eqn):
-                sums.update(eqn.outvars)
-                self.inside.add(p)
-            else:
-                late.update(eqn.outvars)
-        if self.inside > found and self._differentiated(self.inside) >= self._differentiated(found):
-            self.inside = found
-
-    def _differentiated(self, inside: Collection[int]) -> int:
-        """How many values of some equations are differentiated outside: each has a gradient."""
-        ends = self.program.jaxpr.outvars if self.limits.ends is None else self.limits.ends
-        found = differentiated_outside(self.program, inside, ends)
-        return sum(v in found for p in inside for v in self.program.eqns[p].outvars)
-
-    def _is_product(self, p: int) -> bool:
-        eqn = self.program.eqns[p]
-        return facts_of(eqn).is_contraction and equation_flops(eqn) > 0
-
-    def _width(self) -> int:
-        """Bytes that are live at once inside, the most; of results only those of a forward pass."""
-        live = most = 0
-        last: dict[Any, int] = {}
-        for p in sorted(self.inside):
-            last |= dict.fromkeys(filter(self._is_made, self.program.reads(p)), p)
-        freed = collections.Counter[int]()
-        for v, p in last.items():
-            freed[p] += nbytes(v.aval)
-        for p in sorted(self.inside):
-            live += sum(nbytes(v.aval) for v in self.program.eqns[p].outvars if v in self.axes)
-            most = max(most, live)
-            live -= freed[p]
-        return most
-
-    def _edge(self, slices: Slices) -> int:
-        """Bytes of what is cut and joined, twice for their cotangents, and of sums over chunks."""
-        given = sum(nbytes(v.aval) for v, _ in slices.given)
-        left = sum(nbytes(v.aval) for v in self._leaving())
-        sums = sum(4 * math.prod(shape_of(v)) for v in slices.whole if is_floating(v.aval))
-        return 2 * (given + left) + sums

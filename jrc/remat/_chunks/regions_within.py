@@ -12,7 +12,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from jrc._jaxpr import (
@@ -21,12 +21,13 @@ from jrc._jaxpr import (
     Program,
     SplitValues,
     copy_for_readers,
-    early_slices,
     in_shard_map,
     inlined_program,
     inner_program,
     is_manual,
+    is_variable,
     label,
+    loop_parts,
     nbytes,
     primitive_name,
     same_values,
@@ -36,12 +37,14 @@ from jrc._jaxpr import (
 from jrc._specs import axes_of
 from jrc._tree import is_floating
 from jrc.remat._chunks.chunks import Chunks, Shards, SplitAxis
-from jrc.remat._chunks.copies import Copies, copies_of_wide
+from jrc.remat._chunks.copies import Copies, Readers, copies_of_wide
 from jrc.remat._chunks.counts import chunk_count
+from jrc.remat._chunks.form import form_of
+from jrc.remat._chunks.growth import Region
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_alone, sharded_region
 from jrc.remat._chunks.numbering import numbered_copies, without_casts
-from jrc.remat._chunks.regions import Region, region_of_widest, wide_regions
-from jrc.remat._gradient.activity import differentiated_results
+from jrc.remat._chunks.regions import region_of_widest, wide_regions
+from jrc.remat._gradient.activity import active_variables, differentiated_results
 
 _LARGE = 2**24
 """Bytes of a chunk that keep a device busy."""
@@ -59,6 +62,7 @@ class RegionInside:
         parts: How devices split it, the outermost first.
         slices: Into how many slices each part may be cut at most.
         copies: The equations of the program that are copied for readers, as in `Chunks`.
+        ends: Likewise.
     """
 
     program: Program
@@ -68,6 +72,7 @@ class RegionInside:
     parts: tuple[PartsOf, ...]
     slices: int
     copies: Copies = ()
+    ends: tuple[int, ...] = (0,)
 
     def chunks(self, most_bytes: int) -> Chunks | None:
         """Return the region in chunks of about so many bytes; `None` where it needs no more.
@@ -84,7 +89,7 @@ class RegionInside:
         if count < 2:
             return None
         chunks = chunks_of(self.program, self.region, count, self.path, self.parts)
-        return dataclasses.replace(chunks, copies=self.copies)
+        return dataclasses.replace(chunks, copies=self.copies, ends=self.ends)
 
 
 def regions_within(
@@ -93,7 +98,8 @@ def regions_within(
     around_loops: bool = True,
     split: SplitValues | None = None,
     devices: int = 1,
-    ends: Sequence[int] | None = None,
+    ends: Sequence[int] = (0,),
+    perturbed: Sequence[int] | None = None,
 ) -> list[RegionInside]:
     """Return the regions around all values wider than some bytes, those in loops too.
 
@@ -106,29 +112,32 @@ def regions_within(
             none then.
         split: How devices split the values; `None` on one device, or where that is not known.
         devices: Over how many devices the values are split.
-        ends: Which results are differentiated; by default all.
+        ends: Which results are differentiated.
+        perturbed: The inputs that they are differentiated by; by default all.
     """
-    program, split = _with_early_slices(program, split)
+    program, split = _in_form(program, split, ends)
+    perturbed = range(len(program.jaxpr.invars)) if perturbed is None else perturbed
     search = _RegionSearch(narrow, around_loops, devices)
-    found = list(search.within(program, split, (), ends))
+    found = list(search.within(program, split, (), ends, perturbed))
     if devices > 1 and split is None:
-        return found
+        return [dataclasses.replace(each, ends=tuple(ends)) for each in found]
     narrow *= devices
     whole = _wide_outside(program, narrow, found)
-    for apart in (False, True):
+    for readers in Readers:
         if not whole:
             break
-        copied = copies_of_wide(program, narrow, _held(program, found) if not apart else (), apart)
+        held = () if readers is Readers.WITH_NARROW_IN_COMMON else _held(program, found)
+        copied = copies_of_wide(program, narrow, held, readers)
         if not copied:
             continue
         new = copy_for_readers(program, copied)
-        more = list(search.within(new, split and split.of_program(new), (), ends))
+        more = list(search.within(new, split and split.of_program(new), (), ends, perturbed))
         left = _wide_outside(new, narrow, more)
         if left < whole:
             copies = numbered_copies(program, copied)
             found = [dataclasses.replace(each, copies=copies) for each in more]
             whole = left
-    return found
+    return [dataclasses.replace(each, ends=tuple(ends)) for each in found]
 
 
 def _held(program: Program, regions: Sequence[RegionInside]) -> set[int]:
@@ -162,25 +171,30 @@ class _RegionSearch:
         program: Program,
         split: SplitValues | None,
         path: tuple[int, ...],
-        ends: Sequence[int] | None = None,
+        ends: Sequence[int],
+        perturbed: Sequence[int],
     ) -> Iterator[RegionInside]:
-        results = program.jaxpr.outvars
-        ends = range(len(results)) if ends is None else ends
+        inputs, results = program.jaxpr.invars, program.jaxpr.outvars
+        active = active_variables(program, [inputs[i] for i in perturbed],
+                                  [results[i] for i in ends])  # fmt: skip
         loops = {}
         for k, p in enumerate(program.steps):
             eqn, inside = program.eqns[p], (*path, k)
             if primitive_name(eqn) == "scan":
-                loops[p] = self._in_loop(eqn, split, inside)
+                loops[p] = self._in_loop(eqn, split, inside, active)
             elif primitive_name(eqn) == "shard_map":
                 of_part = differentiated_results(program, p, [results[i] for i in ends])
-                loops[p] = self._in_shard_map(eqn, of_part, inside)
+                loops[p] = self._in_shard_map(eqn, of_part, inside, active)
         apart = () if self.around_loops else [p for p, inside in loops.items() if inside]
         held: set[int] = set()
         if self.devices == 1 or split is not None:  # else slices might be cut across devices
             devices = _Devices(program, split, self.devices)
             narrow = self.narrow * self.devices
             of_part = [devices.part.jaxpr.outvars[i] for i in ends]
-            for region in wide_regions(devices.part, narrow, apart, devices.lies_across, of_part):
+            by = [devices.part.jaxpr.invars[i] for i in perturbed]
+            for region in wide_regions(
+                devices.part, narrow, apart, devices.lies_across, of_part, by
+            ):
                 found = devices.placed(region, path)
                 if found is not None:
                     yield found
@@ -190,40 +204,54 @@ class _RegionSearch:
                 yield from inside
 
     def _in_loop(
-        self, eqn: Any, split: SplitValues | None, path: tuple[int, ...]
+        self, eqn: Any, split: SplitValues | None, path: tuple[int, ...], active: Set[Any]
     ) -> list[RegionInside]:
-        body = inlined_program(inner_program(eqn))
-        return list(self.within(body, split and split.inside(eqn, body), path))
+        body = form_of(inlined_program(inner_program(eqn)), None)
+        consts, carried = loop_parts(eqn)
+        is_active = [is_variable(x) and x in active for x in eqn.invars]
+        for i in range(carried):
+            is_active[consts + i] |= eqn.outvars[i] in active
+        perturbed = [i for i, flag in enumerate(is_active) if flag]
+        ends = range(len(body.jaxpr.outvars))
+        return list(self.within(body, split and split.inside(eqn, body), path, ends, perturbed))
 
     def _in_shard_map(
-        self, eqn: Any, ends: Sequence[int], path: tuple[int, ...]
+        self, eqn: Any, ends: Sequence[int], path: tuple[int, ...], active: Set[Any]
     ) -> list[RegionInside]:
         if not is_manual(eqn):
             return []
         search = dataclasses.replace(self, devices=1)
-        return in_shard_map(
-            eqn, lambda jaxpr: list(search.within(inlined_program(jaxpr), None, path, ends))
-        )
+        perturbed = [i for i, x in enumerate(eqn.invars) if is_variable(x) and x in active]
+
+        def found(jaxpr: Any) -> list[RegionInside]:
+            program = form_of(inlined_program(jaxpr), None)
+            return list(search.within(program, None, path, ends, perturbed))
+
+        return in_shard_map(eqn, found)
 
 
-def region_of_loss(program: Program, narrow: int, split: SplitValues | None) -> RegionInside | None:
+def region_of_loss(
+    program: Program, narrow: int, split: SplitValues | None, perturbed: Sequence[int]
+) -> RegionInside | None:
     """Return the region around the widest value; `None` if there is none.
 
     Args:
         program: The program, without `jit` calls.
         narrow: Bytes of the widest value that may enter or leave it.
         split: How devices split the values; `None` on one device.
+        perturbed: The inputs that the loss is differentiated by.
     """
-    devices = _Devices(*_with_early_slices(program, split), 1)
+    devices = _Devices(*_in_form(program, split, [0]), 1)
     loss = devices.part.jaxpr.outvars[:1]
-    region = region_of_widest(devices.part, narrow, devices.lies_across, loss)
+    by = [devices.part.jaxpr.invars[i] for i in perturbed]
+    region = region_of_widest(devices.part, narrow, devices.lies_across, loss, by)
     return None if region is None else devices.placed(region, ())
 
 
-def _with_early_slices(
-    program: Program, split: SplitValues | None
+def _in_form(
+    program: Program, split: SplitValues | None, ends: Sequence[int]
 ) -> tuple[Program, SplitValues | None]:
-    new = early_slices(program)
+    new = form_of(program, ends)
     return new, split if split is None or new is program else split.of_program(new)
 
 

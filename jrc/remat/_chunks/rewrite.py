@@ -24,8 +24,6 @@ from jrc._jaxpr import (
     Program,
     Slices,
     Split,
-    copy_for_readers,
-    early_slices,
     evaluate,
     independent_axes,
     inlined_program,
@@ -40,8 +38,9 @@ from jrc._jaxpr import (
     without_mesh_axes,
 )
 from jrc.remat._chunks.chunks import Chunks, Place, SplitAxis
+from jrc.remat._chunks.form import form_of, form_with_copies
 from jrc.remat._chunks.in_shards import PartsOf, ShardedRegion, region_alone
-from jrc.remat._chunks.numbering import copies_with_casts, with_casts
+from jrc.remat._chunks.numbering import with_casts
 from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is, run_in_chunks
 from jrc.remat._gradient.activity import (
     active_variables,
@@ -58,7 +57,7 @@ def in_chunks(
     """Return the program as a function of its inputs, with regions in chunks.
 
     Args:
-        program: The program; regions are those of `early_slices` of it.
+        program: The program; regions are those of `form_with_copies` of it.
         choices: The regions.
         plan_one: From the function of one chunk of the whole loss, and which of its results is
             differentiated, to what runs in its place.
@@ -66,11 +65,11 @@ def in_chunks(
     Raises:
         ValueError: If the program has no such regions.
     """
-    program = early_slices(program)
-    copies = choices[0].copies if choices else ()
-    if copies:
-        program = copy_for_readers(program, copies_with_casts(program, copies))
-    return _in_chunks(program, choices, program.jaxpr.outvars[:1], plan_one)
+    if not choices:
+        return evaluate(program.jaxpr)
+    program = form_with_copies(program, choices[0])
+    ends = [program.jaxpr.outvars[i] for i in choices[0].ends]
+    return _in_chunks(program, choices, ends, plan_one)
 
 
 def _in_chunks(
@@ -191,7 +190,7 @@ def one_chunk_of(program: Program, choice: Chunks, inputs: Iterable[Any]) -> One
         choice: The region.
         inputs: The inputs of the program that it is differentiated by.
     """
-    program = early_slices(program)
+    program = form_with_copies(program, choice)
     part = without_mesh_axes(program, {name for each in choice.shards for name in each.names})
     choice = _with_casts(part, choice)
     slices, results = region_of(part, choice)
@@ -273,7 +272,7 @@ def _inside_in_chunks(
     jaxpr: Any, choices: Sequence[Chunks], which: Iterable[int]
 ) -> Callable[..., list[Any]]:
     """A program inside of an equation; of its results those at `which` are differentiated."""
-    body = inlined_program(jaxpr)
+    body = form_of(inlined_program(jaxpr), None)
     return _in_chunks(body, choices, [body.jaxpr.outvars[i] for i in which])
 
 

@@ -175,7 +175,7 @@ class PlannerAsItIs:
         if narrow not in self.regions:
             program = self.traced.program
             self.regions[narrow] = regions_within(
-                program, narrow, split=self.split, devices=self.parts
+                program, narrow, split=self.split, devices=self.parts, ends=(), perturbed=()
             )
         return self.regions[narrow]
 

@@ -34,6 +34,36 @@ def close(found, wanted):
         np.testing.assert_allclose(a, b, atol=3e-6 * np.max(np.abs(b)), rtol=0)
 
 
+def distances(x):
+    return jnp.sum(jnp.abs(x[:, None] - x[None]), axis=-1)
+
+
+def nearest_and_diameter(x):
+    d = distances(x)
+    return jnp.min(d, axis=1), jnp.max(d)
+
+
+def kernel_of_mean_width(x):
+    """Sums of a kernel that needs the mean distance first, beside other facts of the distances."""
+    d = distances(x)
+    return jnp.exp(-d / jnp.mean(d)).sum(1), jnp.max(d), jnp.min(d, axis=1)
+
+
+def over_the_largest(x):
+    d = distances(x)
+    return jnp.sum(1 - d / jnp.max(d), axis=1)
+
+
+def correlations(x):
+    z = (x - x.mean(0, keepdims=True)) / x.std(0, keepdims=True)
+    c = jnp.abs(z.T @ z / len(x) - jnp.eye(x.shape[1]))
+    return c.max(0), c.argmax(0), jnp.sum(c > 0.1)
+
+
+def tied_log_normalizer(table, h):
+    return jax.nn.logsumexp(h @ table.T, axis=-1)
+
+
 CASES = {
     "log-probabilities": (
         log_probabilities, "20MiB",
@@ -47,7 +77,18 @@ CASES = {
         norms, "16MiB",
         (normal(0, 64, 128), normal(1, 1024, 64)),
     ),
+    "nearest and diameter": (nearest_and_diameter, "1MiB", (normal(0, 1024, 4),)),
+    "kernel of mean width": (kernel_of_mean_width, "1MiB", (normal(0, 1024, 4),)),
+    "over the largest": (over_the_largest, "1MiB", (normal(0, 1024, 4),)),
+    "correlations": (correlations, "6MiB", (normal(0, 128, 1024),)),
+    "tied embeddings": (
+        tied_log_normalizer, "6MiB",  # with a second copy of the table 8 MiB
+        (normal(0, 8192, 128), normal(1, 1024, 128)),
+    ),
 }  # fmt: skip
+
+
+TWO_PASSES = ("kernel of mean width", "over the largest")
 
 
 @pytest.mark.slow(after=1)
@@ -56,7 +97,8 @@ def test_a_function_that_does_not_fit(name):
     fn, budget, args = CASES[name]
     plan = jrc.plan(fn, *args, budget=budget, argnums=None)
     assert plan.verified.peak_bytes <= plan.budget < plan.candidates[0].verified.peak_bytes
-    assert plan.chunks and plan.verified.flops_ratio < 1.01
+    most = 1.8 if name in TWO_PASSES else 1.01
+    assert plan.chunks and plan.verified.flops_ratio < most
     assert jrc.Plan.from_json(plan.to_json()) == plan
     run = jax.jit(plan.apply(fn))
     close(run(*args), jax.jit(fn)(*args))

@@ -190,7 +190,14 @@ def _distinct_regions(
     program = problem.function.traced.program
     for share, around in itertools.product(SETTINGS.chunk_shares, sorted({False, may_be_all})):
         narrow = max(int(share * temporaries), SETTINGS.least_chunk)
-        regions = regions_within(program, narrow, around, problem.split, problem.devices, ends=[0])
+        regions = regions_within(
+            program,
+            narrow,
+            around,
+            problem.split,
+            problem.devices,
+            perturbed=problem.function.perturbed,
+        )
         is_all = any(
             not x.path and holds_all(problem, x.program, x.region.equations) for x in regions
         )

@@ -19,14 +19,14 @@ from jrc._jaxpr import (
     Program,
     Slices,
     abstract,
-    early_slices,
     evaluate,
     nbytes,
     slice_program,
 )
 from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.counts import divisors, sizes
-from jrc.remat._chunks.regions import Region
+from jrc.remat._chunks.form import form_with_copies
+from jrc.remat._chunks.growth import Region
 from jrc.remat._chunks.regions_within import chunks_of, region_of_loss
 from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
 from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised
@@ -52,7 +52,8 @@ def whole_loss_chunks(problem: Problem, temporaries: int) -> list[Chunks]:
     if problem.devices > 1 and problem.split is None:
         return []  # slices might be cut across devices
     program = problem.function.traced.program
-    found = region_of_loss(program, SETTINGS.narrow_in_loss, problem.split)
+    perturbed = problem.function.perturbed
+    found = region_of_loss(program, SETTINGS.narrow_in_loss, problem.split, perturbed)
     if found is None or not holds_all(problem, found.program, found.region.equations):
         return []
     program, region = found.program, found.region
@@ -168,7 +169,7 @@ def in_chunks_of_loss(
     added = problem.unit.of_sums(sum(v.aval.size for v in whole), sums)
     devices = math.prod(each.parts for each in chunks.shards)
     times = slices.parts / size * devices
-    outside = _cost_outside(problem, early_slices(program), chunks.equations)
+    outside = _cost_outside(problem, form_with_copies(program, chunks), chunks.equations)
 
     def of_all_chunks(option: Option) -> Option:
         peak, cost = devices * (option.peak + besides), int(option.cost * times)

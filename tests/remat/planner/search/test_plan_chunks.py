@@ -233,6 +233,55 @@ def test_several_sums_that_cannot_be_added_up_are_recomputed_together():
     close(run(*HEAD), jax.jit(jax.value_and_grad(fn, (0, 1)))(*HEAD))
 
 
+TWO_BATCHES = normal(32, 32), normal(4096, 32), normal(3000, 32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fn", "over"),
+    [
+        (lambda w, x, y: jnp.mean(jnp.tanh(x @ w) ** 2) + jnp.mean(jnp.abs(jnp.tanh(y @ w))), 0.2),
+        (lambda w, x, y: jnp.mean(jnp.tanh(x @ w) ** 4) / jnp.mean(jnp.tanh(x @ w) ** 2) ** 2
+         + jnp.sum(y) * 0, 0.3),
+    ],
+    ids=["two batches", "kurtosis"],
+)  # fmt: skip
+def test_data_without_gradients_are_cut_along_rows(fn, over):
+    """Along hidden units each chunk would read all of the data; no cotangent of these is made."""
+    given = sum(x.nbytes for x in TWO_BATCHES)
+    plan = jrc.plan(fn, *TWO_BATCHES, budget=int(given + over * 2**20))
+    assert plan.chunks and all({axis for _, _, axis in each.cut} == {0} for each in plan.chunks)
+    run, wanted = (jax.jit(jax.value_and_grad(f)) for f in (plan.apply(fn), fn))
+    close(run(*TWO_BATCHES), wanted(*TWO_BATCHES))
+
+
+@pytest.mark.slow
+def test_a_normalizer_over_all_pairs_has_its_maximum_in_a_loop_of_its_own():
+    """The bound of Donsker and Varadhan: no gradient flows through the maximum, which is first."""
+
+    def fn(w, x, y):
+        scores = jnp.sum(jnp.tanh((x @ w)[:, None] + y[None]), axis=-1)
+        return jax.nn.logsumexp(scores) - jnp.mean(jnp.diagonal(scores))
+
+    args = normal(8, 8), normal(512, 8), normal(512, 8)
+    plan = jrc.plan(fn, *args, budget="1MiB")
+    assert len(plan.chunks) > 1
+    run, wanted = (jax.jit(jax.value_and_grad(f)) for f in (plan.apply(fn), fn))
+    close(run(*args), wanted(*args))
+
+
+@pytest.mark.slow
+def test_equal_largest_entries_share_a_gradient_as_without_chunks():
+    def fn(w, x, y):
+        d = jnp.round(jnp.sum(jnp.abs((x @ w)[:, None] - y[None]), axis=-1))
+        return jnp.max(d + 0 * jnp.sum(w)) + jnp.sum(jnp.max(d * jnp.sum(w), axis=1))
+
+    args = jnp.round(normal(4, 4)), jnp.round(normal(512, 4)), jnp.round(normal(512, 4))
+    plan = jrc.plan(fn, *args, budget=0.1)
+    run, wanted = (jax.jit(jax.value_and_grad(f)) for f in (plan.apply(fn), fn))
+    close(run(*args), wanted(*args))
+
+
 def test_a_region_waits_for_what_it_reads_and_runs_before_its_readers():
     """What is made of one region's result, and read by another, runs between them."""
 

@@ -1,0 +1,37 @@
+"""The form of a program in which most of its axes are independent: that in which chunks are found.
+
+It computes the same. A region in chunks is one of this form, by the numbers of its equations.
+"""
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from jrc._jaxpr.early_slices import early_slices
+from jrc._jaxpr.program import Program
+from jrc._jaxpr.reductions_in_steps import with_reductions_in_steps
+from jrc._jaxpr.transposed_operands import with_operands_as_they_lie
+
+_Forms = dict[frozenset[Any], Program | None]
+
+_FOUND: weakref.WeakKeyDictionary[Program, _Forms] = weakref.WeakKeyDictionary()
+"""The forms by what is differentiated; `None` for the program itself, which would stay alive."""
+
+
+def form_for_chunks(program: Program, differentiated: Iterable[Any] | None = None) -> Program:
+    """Return the program with early slices, reductions in steps, and no transposed operands.
+
+    Args:
+        program: The program, without `jit` calls.
+        differentiated: Values through which a derivative flows; by default all.
+
+    Returns:
+        The program itself, where nothing changes.
+    """
+    made = frozenset(v for eqn in program.eqns for v in eqn.outvars)
+    key = made if differentiated is None else made.intersection(differentiated)
+    found = _FOUND.setdefault(program, {})
+    if key not in found:
+        new = early_slices(with_reductions_in_steps(with_operands_as_they_lie(program), key))
+        found[key] = None if new is program else new
+    return found[key] or program
