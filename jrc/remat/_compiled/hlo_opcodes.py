@@ -62,6 +62,11 @@ def opcode_facts(opcode: str) -> OpcodeFacts:
     return _TABLE.get(opcode) or _TABLE.get(opcode.removesuffix("-start"), _ELEMENTWISE)
 
 
+def is_elementwise(opcode: str) -> bool:
+    """Return whether an instruction computes each entry of its result from one of each operand."""
+    return opcode_facts(opcode) is _ELEMENTWISE
+
+
 def _row(opcodes: str, **facts) -> None:
     """Add one row for each opcode."""
     for opcode in opcodes.split():

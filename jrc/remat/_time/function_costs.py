@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 ARITHMETIC = 1 / 8
 """Of an addition, or another operation of arithmetic."""
+IN_WINDOW = 1.0
+"""Of an entry of a window: its loop is not vectorised."""
 
 _SORT, _TOP_K = 25.0, 2.0
 # By JAX's primitive.

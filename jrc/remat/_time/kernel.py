@@ -19,8 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jrc.remat._compiled.hlo import Computation, Instruction, Module, shape_of_type
-from jrc.remat._compiled.hlo_opcodes import opcode_facts
-from jrc.remat._time.function_costs import function_cost_of_opcode, routine_cost, routine_of
+from jrc.remat._compiled.hlo_opcodes import is_elementwise, opcode_facts
+from jrc.remat._time.function_costs import (
+    ARITHMETIC,
+    IN_WINDOW,
+    function_cost_of_opcode,
+    routine_cost,
+    routine_of,
+)
 from jrc.remat._time.memory_traffic import (
     bytes_moved,
     is_fusion,
@@ -31,6 +37,7 @@ from jrc.remat._time.strided_reads import strided_reads
 
 _AXIS = re.compile(r"\bdimensions=\{(\d+)\}")
 _FFT = re.compile(r"\bfft_length=\{([\d,]+)\}")
+_WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LABELS = re.compile(r"dim_labels=(\w+->\w+)")
 _IN_LIBRARY = re.compile(r"b(01?)f_\1io->b\1f")
@@ -116,11 +123,21 @@ def _function_cost(around: Computation, each: Instruction) -> float:
         return cost * math.prod(result.dims) if result.dtype[0] in "fbc" else 0.0
     target = _TARGET.search(each.attributes)
     routine = routine_of(each.opcode, target[1] if target else "")
-    if not routine:
-        return 0.0
     operands = [shape_of_type(i.types[0]).dims for i in _operands(around, each)]
+    if not routine:
+        return _arithmetic_cost(each, operands)
     results = [shape_of_type(t).dims for t in result_types(each)]
     return routine_cost(routine, operands, results, _entries_along(each, operands))
+
+
+def _arithmetic_cost(each: Instruction, operands: Sequence[Sequence[int]]) -> float:
+    """How long arithmetic takes: of a sum that of its summands."""
+    entries = math.prod(shape_of_type(each.types[0]).dims) if each.types else 0
+    if each.opcode == "reduce" and operands:
+        return ARITHMETIC * math.prod(operands[0])
+    if each.opcode == "reduce-window" and (size := _WINDOW.search(each.attributes)):
+        return IN_WINDOW * entries * math.prod(map(int, size[1].split("x")))
+    return ARITHMETIC * entries if is_elementwise(each.opcode) else 0.0
 
 
 def _entries_along(each: Instruction, operands: Sequence[Sequence[int]]) -> int:

@@ -41,12 +41,26 @@ def test_a_function_takes_so_many_times_as_long_as_tanh(fn, tanhs):
     assert unit.seconds(unit.total(jax.make_jaxpr(fn)(x).jaxpr)) == expected
 
 
+def test_arithmetic_takes_time_where_bytes_do_not():
+    """Distances of all pairs are in no memory: 3 operations of each entry, and a minimum."""
+    n, features = 64, 5
+    fn = lambda x: jnp.min(jnp.sum(jnp.abs(x[:, None] - x[None]), -1), 1)  # noqa: E731
+    expected = pytest.approx((3 * features + 1) * n**2 / 8, rel=0.02)
+    assert roofline_seconds(compiled(fn, jnp.ones((n, features))), COMPUTED) == expected
+
+
+def test_windows_take_as_long_as_all_that_is_in_them():
+    fn = lambda x: lax.reduce_window(x, 0.0, lax.add, (3, 5), (1, 1), "VALID")  # noqa: E731
+    found = roofline_seconds(compiled(fn, jnp.ones((66, 68))), COMPUTED)
+    assert found == pytest.approx(15 * 64**2, rel=0.02)
+
+
 @pytest.mark.parametrize("fn", [lambda x: lax.rem(x, jnp.int32(7)), lambda x: x // 7])
 def test_functions_of_whole_numbers_are_arithmetic(fn):
     x = jnp.arange(1000)
     unit = TimeUnit(COMPUTED, CPU)
     assert unit.seconds(unit.total(jax.make_jaxpr(fn)(x).jaxpr)) < 2 * x.size
-    assert roofline_seconds(compiled(fn, x), COMPUTED) < 1e-20
+    assert roofline_seconds(compiled(fn, x), COMPUTED) <= x.size
 
 
 def test_a_remainder_of_floats_takes_long():
@@ -87,7 +101,7 @@ def test_a_sort_takes_as_long_as_its_comparisons(axis, operands):
 def test_factorisations_take_as_long_as_their_operations(fn, args, operations):
     """They are calls of a library, which the compiled program names."""
     found = roofline_seconds(compiled(fn, *args), COMPUTED)
-    assert found == pytest.approx(3 * operations / 8, rel=0.05)
+    assert found == pytest.approx(3 * operations / 8, rel=0.12)  # what stands beside the calls
     unit = TimeUnit(COMPUTED, CPU)
     of_equations = unit.seconds(unit.total(jax.make_jaxpr(fn)(*args).jaxpr))
     assert of_equations == pytest.approx(3 * operations / 8, rel=0.35)
