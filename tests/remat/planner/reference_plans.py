@@ -144,13 +144,18 @@ def cost_of(graph, keep, ways, times=1):
         size += sum(width for v, width in node.operands if v in until)
         return size + (node.inner_bytes or 0) * (k in recomputed)
 
+    def held_at(k):
+        """Bytes that lie there from the start of the program on, as a region holds equation k."""
+        is_inside = any(maker[v] == k or maker[v] < k <= last for v, last in until.items())
+        return nodes[k].held_bytes if is_inside else 0
+
     total = sum(kept_at(k) for k in range(len(nodes)))
     peak = 0
     for k, node in enumerate(nodes):
         # The other turns of a loop have kept all that they keep.
         size = (times - 1) * total + sum(kept_at(j) for j in range(firsts[k]))
         size += sum(there_at(j) for j in range(firsts[k], k + 1))
-        size += node.momentary_bytes
+        size += sum(map(held_at, range(k + 1))) + node.momentary_bytes
         size += sum(graph.passing_bytes[v] for v in node.makes if v in until)
         peak = max(peak, size)
     cost = sum(nodes[k].cost for k in recomputed) + sum(way.cost for way in outside.values())
@@ -208,6 +213,7 @@ def node_tables(draw, least=1, most=9, constructs=True):
                 active=active,
                 runs_once=has_effects or draw(st.sampled_from([False] * 5 + [True])),
                 has_effects=has_effects,
+                held_bytes=draw(st.sampled_from([0, 30])) if inner_bytes == 0 else 0,
                 momentary_bytes=draw(st.sampled_from([0, 5, 20])),
                 operands=tuple((v, draw(st.integers(1, 50))) for v in sorted(derivative_reads)),
             )

@@ -58,7 +58,8 @@ def build_cost_graph(
     nodes = [carries] if carried else []
     cotangents = memory_model.cotangent_bytes(program, order, active, compiler)
     for p, size in zip(order, cotangents, strict=True):
-        given = (number, made, fused, reads, size, results, compiler, unit)
+        held = 0 if in_loop else compiler.held_for_region(eqns[p])
+        given = (number, made, fused, reads, size, results, held, compiler, unit)
         nodes.append(_node(program, p, active, steps, *given))
     sizes = tuple(compiler.array_bytes(v.aval) for v in made)
     late = memory_model.values_read_late(nodes, fused)
@@ -164,6 +165,7 @@ def _node(
     reads: DerivativeReads,
     cotangents: int,
     results: Sequence[int],
+    held: int,
     compiler: Compiler,
     unit: CostUnit,
 ) -> CostNode:
@@ -180,7 +182,8 @@ def _node(
         makes=tuple(number[v] for v in eqn.outvars),
         derivative_reads=frozenset(needs),
         cost=unit.of(eqn),
-        inner_bytes=inner_bytes,
+        inner_bytes=0 if inner_bytes is None and held and is_active else inner_bytes,
+        held_bytes=held if is_active else 0,
         active=is_active,
         runs_once=must_run_once(eqn),
         has_effects=has_effects(eqn),

@@ -21,10 +21,12 @@ class CostNode:
         derivative_reads: Those of both that its derivative reads.
         cost: What one run costs, in the graph's unit.
         inner_bytes: Bytes of residuals of programs inside, which have no name outside; 0 if there
-            are none, `None` if it carries no program.
+            are none, `None` if it may only be part of a region.
         active: Whether it is differentiated.
         runs_once: Whether it must not be recomputed: it has an effect, or is a collective.
         has_effects: Whether it has an effect, so that no region may hold it.
+        held_bytes: Bytes that lie in memory from the start of the program up to its derivative, if
+            that is part of a region.
         momentary_bytes: Bytes of cotangents while it is differentiated, or of values without a
             derivative while it runs.
         working_bytes: How many of them are needed inside, by a function whose own derivative is
@@ -43,6 +45,7 @@ class CostNode:
     active: bool = False
     runs_once: bool = False
     has_effects: bool = False
+    held_bytes: int = 0
     momentary_bytes: int = 0
     working_bytes: int = 0
     gradient_bytes: int = 0
@@ -59,8 +62,8 @@ class CostNode:
         return tuple(v for v in self.makes if v in self.derivative_reads)
 
     @property
-    def has_inside(self) -> bool:
-        """Whether it carries a program, so that it may stand outside of all regions."""
+    def may_stand_outside(self) -> bool:
+        """Whether it may stand outside of all regions, as what carries a program may."""
         return self.inner_bytes is not None
 
 

@@ -196,6 +196,9 @@ def fitting_option(
     last = Search([*whole, *more], search.peaks, search.compilations)
     last.failed.update(search.failed)
     last.attempt(baseline)
+    for each in whole:
+        if isinstance(each.decision, AsWritten) and last.best(budget) is None:
+            last.attempt(each)  # what its user runs is refused by no prediction
     if last.best(budget) is None:
         last.least(budget, most=SETTINGS.compiled_before_refusal)
     if last.best(budget) is not None:

@@ -50,8 +50,11 @@ def manual_options(program: Program, graph: CostGraph, options: Options) -> list
     """
     sets = policy_sets(program, graph)
     found = [*_by_policy(graph, options, sets), *_inside_constructs(program, graph, options)]
+    windows = [k for k, node in enumerate(graph.nodes) if node.held_bytes]
     for name, regions in _all_regions(program, graph):
         found += _under_checkpoints(graph, name, regions, sets)
+    for name, regions in _all_regions(program, graph, windows) if windows else ():
+        found += _under_checkpoints(graph, f"{name}, windows outside", regions, sets)
     bare, segmented = (_named(options, what) for what in (NOTHING_SAVED, IN_SEGMENTS))
     apart = [k for k, node in enumerate(graph.nodes) if node.position in bare]
     for name, regions in _all_regions(program, graph, apart) if bare else ():

@@ -42,7 +42,9 @@ def option_of_decision(
         times: As for `option_of_set`.
     """
     stages = {each.equations: each for each in decision.stages if not isinstance(each, Region)}
-    alone = [n for n in graph.nodes if (n.position,) in stages and (n.has_inside or n.has_effects)]
+    alone = [
+        n for n in graph.nodes if (n.position,) in stages and (n.may_stand_outside or n.has_effects)
+    ]
     left = all_left_to_jax(alone)
     chosen = {
         k: each
@@ -62,7 +64,7 @@ def left_to_jax(node: CostNode) -> Option:
 
 def all_left_to_jax(nodes: Iterable[CostNode]) -> Outside:
     """Return the options of the constructs among nodes, each left to JAX."""
-    constructs = (node for node in nodes if node.has_inside or node.has_effects)
+    constructs = (node for node in nodes if node.may_stand_outside or node.has_effects)
     return {node.position: left_to_jax(node) for node in constructs}
 
 
@@ -143,17 +145,18 @@ class _Walk:
             self.cost += node.cost
         passing = sum([graph.passing_bytes[v] for v in made_again])
         self.recomputed -= made_again
-        self._step(node.momentary_bytes + passing, results, here)
+        held = node.held_bytes if made_again or self.recomputed else 0
+        self._step(node.momentary_bytes + passing, results, here + held, held)
         return True
 
     def _saved_results(self, node: CostNode) -> int:
         return sum([self.graph.sizes[v] for v in node.makes if v in self.values])
 
-    def _step(self, momentary: int, saved: int, here: int) -> None:
+    def _step(self, momentary: int, saved: int, here: int, held: int = 0) -> None:
         """The recurrence at the head of `solver.py`, of one label."""
         others = self.times - 1
         self.open = max(self.open, momentary + others * self.saved) + here + others * saved
-        self.rest += self.times * saved
+        self.rest += self.times * saved + held
         if not self.recomputed:
             self.open, self.rest = 0, max(self.open, self.rest)
         self.saved += saved

@@ -9,11 +9,13 @@ in one of three states: saved, recomputed, or not needed. For each combination o
 holds labels, ways to get there, of which those remain that no other dominates (`pareto`):
 
     peak of an open region   open = max(open, cotangents + passing) + saved + recomputed + inner
-    peak of all behind       rest = rest + saved, and max(rest, open) where a region closes
+                                    + held
+    peak of all behind       rest = rest + saved + held, and max(rest, open) where a region closes
     cost                     cost = cost + cost of the equation, if it is recomputed
 
 where `saved` are the bytes of the equation's results that are saved, `recomputed` those that lie in
-memory once recomputed, `inner` the residuals inside of it. In a loop of n steps the other n - 1
+memory once recomputed, `inner` the residuals inside of it, and `held` what a region makes the
+compiler hold from the start of the program on. In a loop of n steps the other n - 1
 steps have saved as much, so that `saved` counts n times.
 
 The front is exact for one order of the equations and one recomputation of each value, as long as
@@ -166,9 +168,11 @@ class _Solver:
             operands = sum(size for v, size in node.operands if 2 * v in new)
             passing = sum(passing_bytes[v] for v in node.makes if 2 * v in new)
             new, saved, recomputed = self._without_results(node, new)
-            here = saved + recomputed + inner + operands
+            is_inside = makes_recomputed or not _is_closed(new)
+            held = node.held_bytes if is_inside else 0
+            here = saved + recomputed + inner + operands + held
             cost = is_recomputed * node.cost
-            yield self._step(node, new, decided, saved, here, passing, cost)
+            yield self._step(node, new, decided, saved, here, passing, cost, held)
 
     def _outside(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
         """The equation between two regions, where all that its derivative reads is saved."""
@@ -200,12 +204,13 @@ class _Solver:
         here: int,
         passing: int,
         cost: int,
+        held: int = 0,
     ) -> tuple[Key, Labels]:
         """The labels before the equation: the recurrence at the head of this file."""
         momentary = node.momentary_bytes + passing
         others = self.times - 1
         open_ = np.maximum(labels.open, momentary + others * labels.saved) + here + others * saved
-        rest = labels.rest + self.times * saved
+        rest = labels.rest + self.times * saved + held
         if _is_closed(key):
             open_, rest = np.zeros_like(open_), np.maximum(open_, rest)
         return key, Labels(open_, rest, labels.cost + cost, labels.saved + saved, labels.step)

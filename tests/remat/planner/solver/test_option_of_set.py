@@ -59,7 +59,7 @@ def test_any_set_needs_what_the_reference_says(data, times):
 @BOUNDED
 def test_what_stands_where_a_recomputed_value_is_live_is_recomputed_too(graph):
     """Left to JAX is what can be; the rest is as if it had not been asked for."""
-    left = {node.position: left_to_jax(node) for node in graph.nodes if node.has_inside}
+    left = {node.position: left_to_jax(node) for node in graph.nodes if node.may_stand_outside}
     found = option_of_set(graph, (), left)
     if found is None:
         return
@@ -68,6 +68,6 @@ def test_what_stands_where_a_recomputed_value_is_live_is_recomputed_too(graph):
     cost = cost_of(graph, frozenset(), ways)
     assert figures(found) == (cost.peak, cost.cost, cost.saved)
     for k, way in enumerate(ways):
-        if way is None and nodes[k].has_inside:
+        if way is None and nodes[k].may_stand_outside:
             others = [*ways[:k], left_to_jax(nodes[k]), *ways[k + 1 :]]
             assert cost_of(graph, frozenset(), others) is None

@@ -88,6 +88,10 @@ class Compiler:
         """Return whether the derivative of a kernel of its own is none, but computed by readers."""
         return False
 
+    def held_for_region(self, eqn: Any) -> int:
+        """Return what lies in memory up to an equation's derivative where a region holds it."""
+        return 0
+
     def operand_bytes(self, program: Program, var: Any) -> int:
         """Return the bytes of a fused value that are written for a kernel of its own."""
         return self.array_bytes(var.aval)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from jrc._jaxpr import Program
+from jrc._jaxpr import Program, primitive_name, shape_of
 from jrc.remat._planner.costs.compilers.compiler import Compiler
 from jrc.remat._planner.costs.error_sizes import ErrorSizes
 
@@ -18,6 +18,18 @@ class _Cpu(Compiler):
         0.3, 0.15, 0.15, 0.6, 0.02, 0.97, baseline_is_alike=False, mean=0.3, mean_of_baseline=0.3
     )
     recomputed_chunks = 1.0
+
+    def held_for_region(self, eqn: Any) -> int:
+        """Return what lies in memory up to an equation's derivative where a region holds it.
+
+        XLA finds the place of a maximum over windows among the numbers of all entries, for each
+        axis an array. They are made before all else. Outside of regions the places are found in
+        the forward pass.
+        """
+        if primitive_name(eqn) not in ("reduce_window_max", "reduce_window_min"):
+            return 0
+        shape = shape_of(eqn.invars[0])
+        return 4 * len(shape) * math.prod(shape)
 
     def operand_bytes(self, program: Program, var: Any) -> int:
         """Return the bytes of a fused value that are written for a kernel of its own.
