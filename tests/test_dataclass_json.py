@@ -6,7 +6,7 @@ import json
 import pytest
 
 from jrc._dataclass_json import from_json_text, json_text
-from jrc.remat._chunks.chunks import Chunks, Shards, SplitAxis
+from jrc.remat._chunks.chunks import Chunks, Form, Shards, SplitAxis
 from jrc.remat._planner.plan.decision import (
     AsWritten,
     Baseline,
@@ -46,9 +46,8 @@ ALL_STAGES = Stages(
     in_order=True,
 )
 SHARDS = Shards(("data",), 4, ((0, 1, 0),), (SplitAxis((0, 0, 1), ("model",)),))
-CHUNKS = Chunks(
-    (1,), (2, 3), ((0, 0, 0),), 8, (4,), "float32", "dot", 64, 0, (SHARDS,), ((3, (), 3),)
-)
+FORMS = (Form((5,), ((3, (), 3),)),)
+CHUNKS = Chunks((1,), (2, 3), ((0, 0, 0),), 8, (4,), "float32", "dot", 64, 0, (SHARDS,), FORMS)
 
 
 @pytest.mark.parametrize("decision", [ALL_STAGES, Stages(()), Baseline(), AsWritten()], ids=str)

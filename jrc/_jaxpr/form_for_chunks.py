@@ -4,33 +4,30 @@ It computes the same. A region in chunks is one of this form, by the numbers of 
 """
 
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection
 
 from jrc._jaxpr.early_slices import early_slices
 from jrc._jaxpr.program import Program
 from jrc._jaxpr.reductions_in_steps import with_reductions_in_steps
 from jrc._jaxpr.transposed_operands import with_operands_as_they_lie
 
-_Forms = dict[frozenset[Any], Program | None]
+_Forms = dict[frozenset[int], Program | None]
 
 _FOUND: weakref.WeakKeyDictionary[Program, _Forms] = weakref.WeakKeyDictionary()
-"""The forms by what is differentiated; `None` for the program itself, which would stay alive."""
+"""The forms by what is reduced in steps; `None` for the program itself, which would stay alive."""
 
 
-def form_for_chunks(program: Program, differentiated: Iterable[Any] | None = None) -> Program:
-    """Return the program with early slices, reductions in steps, and no transposed operands.
+def form_for_chunks(program: Program, in_steps: Collection[int] = ()) -> Program:
+    """Return the program with early slices, and with no transposed operands.
 
     Args:
         program: The program, without `jit` calls.
-        differentiated: Values through which a derivative flows; by default all.
+        in_steps: The reductions that are made in two steps, of `reductions_over_several`.
 
     Returns:
         The program itself, where nothing changes.
     """
-    made = frozenset(v for eqn in program.eqns for v in eqn.outvars)
-    key = made if differentiated is None else made.intersection(differentiated)
-    found = _FOUND.setdefault(program, {})
+    key, found = frozenset(in_steps), _FOUND.setdefault(program, {})
     if key not in found:
         new = early_slices(with_reductions_in_steps(with_operands_as_they_lie(program), key))
         found[key] = None if new is program else new

@@ -1,18 +1,20 @@
-"""Reductions over all axes of a value, in two steps: over all axes but one, and over that one.
+"""Reductions over several axes of a value, in two steps: over some of them, and over the others.
 
 The largest entry of a matrix of distances needs all of it. The largest of each row needs that row
 alone: a slice of rows gives a slice of them.
 
 >>> import jax, jax.numpy as jnp
->>> program = Program(jax.make_jaxpr(jnp.max)(jnp.ones((4, 5))).eqns[0].params["jaxpr"].jaxpr)
->>> [v.aval.shape for eqn in with_reductions_in_steps(program, []).eqns for v in eqn.outvars]
+>>> program = Program(jax.make_jaxpr(jnp.max)(jnp.ones((4, 5))))
+>>> steps = reductions_over_several(program, differentiated=[])
+>>> [v.aval.shape for eqn in with_reductions_in_steps(program, steps).eqns for v in eqn.outvars]
 [(4,), ()]
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from jax.extend.core import JaxprEqn, Var
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axes import reduced_axes
@@ -22,41 +24,78 @@ from jrc._jaxpr.program import Program
 _IN_ANY_ORDER = ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod")
 
 
-def with_reductions_in_steps(program: Program, differentiated: Iterable[Any]) -> Program:
-    """Return the program in which a reduction over all axes of a value is made in two steps.
+def reductions_over_several(program: Program, differentiated: Collection[Any]) -> list[int]:
+    """Return the reductions over several axes that may be made in two steps.
 
     Sums are left out, which are sums over any of their axes.
 
     Args:
         program: The program.
-        differentiated: Values through which a derivative flows. Reductions of them stay: the
-            derivative of a maximum goes to equal entries in equal parts.
+        differentiated: Values through which a derivative flows. Reductions to these are left out:
+            the derivative of a maximum goes to equal entries in equal parts.
     """
-    kept = set(differentiated)
-    eqns = [new for eqn in program.eqns for new in _in_steps(program, eqn, kept)]
-    return Program(program.jaxpr.replace(eqns=eqns)) if len(eqns) > len(program.eqns) else program
+    return [
+        p
+        for p, eqn in enumerate(program.eqns)
+        if primitive_name(eqn) in _IN_ANY_ORDER
+        and eqn.outvars[0] not in differentiated
+        and len(_long(eqn)) > 1
+    ]
 
 
-def _in_steps(program: Program, eqn: JaxprEqn, differentiated: set[Any]) -> Iterator[JaxprEqn]:
-    if primitive_name(eqn) not in _IN_ANY_ORDER or not differentiated.isdisjoint(eqn.outvars):
-        yield eqn
-        return
-    (x, *_), (out,), shape = eqn.invars, eqn.outvars, shape_of(eqn.invars[0])
-    long = [axis for axis, length in enumerate(shape) if length > 1]
-    is_split = any(tuple(getattr(getattr(x.aval, "sharding", None), "spec", ()) or ()))
-    if len(long) < 2 or set(long) - set(reduced_axes(eqn)) or shape_of(out) or is_split:
-        yield eqn
-        return
-    last = next((axis for axis in long if _is_kept_elsewhere(program, x, axis)), long[0])
-    aval: Any = x.aval
-    rows = Var(aval.update(shape=(shape[last],)))
-    others = tuple(axis for axis in range(len(shape)) if axis != last)
-    yield eqn.replace(outvars=[rows], params=eqn.params | {"axes": others})
-    yield eqn.replace(invars=[rows], params=eqn.params | {"axes": (0,)})
+def with_reductions_in_steps(program: Program, positions: Collection[int]) -> Program:
+    """Return the program in which some reductions are made in two steps.
+
+    Args:
+        program: The program.
+        positions: The reductions, of `reductions_over_several`.
+    """
+    if not positions:
+        return program
+    eqns = [
+        new
+        for p, eqn in enumerate(program.eqns)
+        for new in (_in_steps(program, eqn) if p in positions else [eqn])
+    ]
+    return Program(program.jaxpr.replace(eqns=eqns))
 
 
-def _is_kept_elsewhere(program: Program, x: Any, axis: int) -> bool:
-    """Whether another reduction of the value has an axis in its result."""
-    readers = program.consumers.get(x, ()) if is_variable(x) else ()
-    others = [reduced_axes(program.eqns[p]) for p in readers if p < len(program.eqns)]
-    return any(axes and axis not in axes for axes in others)
+def _in_steps(program: Program, eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    x, reduced = eqn.invars[0], reduced_axes(eqn)
+    first = _reduced_first(program, eqn)
+    kept = [axis for axis in range(len(shape_of(x))) if axis not in first]
+    rest = tuple(place for place, axis in enumerate(kept) if axis in reduced)
+    rows = Var(_kept(x.aval, kept))
+    yield eqn.replace(outvars=[rows], params=eqn.params | {"axes": first})
+    yield eqn.replace(invars=[rows], params=eqn.params | {"axes": rest})
+
+
+def _reduced_first(program: Program, eqn: JaxprEqn) -> tuple[int, ...]:
+    """The axes that are reduced first: those that another reduction reduces, or the last one."""
+    x, long = eqn.invars[0], _long(eqn)
+    found = long[-1:]
+    for p in program.consumers.get(x, ()) if is_variable(x) else ():
+        axes = reduced_axes(program.eqns[p]) if p < len(program.eqns) else ()
+        both = [axis for axis in long if axis in axes]
+        if both and len(both) < len(long):
+            found = both
+            break
+    short = [axis for axis in reduced_axes(eqn) if axis not in long]
+    return tuple(sorted([*found, *short]))
+
+
+def _long(eqn: JaxprEqn) -> list[int]:
+    """The axes that are reduced and have several entries."""
+    shape = shape_of(eqn.invars[0])
+    return [axis for axis in sorted(reduced_axes(eqn)) if shape[axis] > 1]
+
+
+def _kept(aval: Any, axes: Collection[int]) -> Any:
+    """The type of a value of which some axes are left."""
+    shape = tuple(aval.shape[axis] for axis in axes)
+    sharding = getattr(aval, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+        return aval.update(shape=shape)
+    spec = (*sharding.spec, *(None for _ in aval.shape))
+    new = NamedSharding(sharding.mesh, PartitionSpec(*(spec[axis] for axis in axes)))
+    return aval.update(shape=shape, sharding=new)

@@ -42,6 +42,19 @@ class Shards:
 
 
 @dataclasses.dataclass(frozen=True)
+class Form:
+    """What is special about the form of a program.
+
+    Attributes:
+        in_steps: The reductions that are made in two steps, by the numbers of their equations.
+        copies: For readers of wide values, the equations of the program that are copied for them.
+    """
+
+    in_steps: tuple[int, ...] = ()
+    copies: Copies = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Chunks:
     """A region of a program that runs in chunks.
 
@@ -58,9 +71,8 @@ class Chunks:
         loss: Where the region is the whole loss, and a plan is one of each chunk: which of the
             region's results is differentiated; else `None`.
         shards: How devices split the region; the outermost first.
-        copies: For readers of wide values, the equations of the program that are copied for them
-            before regions are looked for; of all regions of a program the same.
-        ends: Which results of the program are differentiated; of all regions the same.
+        forms: The forms of the program and of those inside of it along the path, down to that
+            which the region is of; of all regions of a program the same.
     """
 
     path: tuple[int, ...]
@@ -73,8 +85,16 @@ class Chunks:
     bytes: int
     loss: int | None = None
     shards: tuple[Shards, ...] = ()
-    copies: Copies = ()
-    ends: tuple[int, ...] = (0,)
+    forms: tuple[Form, ...] = ()
+
+    @property
+    def form(self) -> Form:
+        """The form of the outermost program."""
+        return self.forms[0] if self.forms else Form()
+
+    def inside(self) -> "Chunks":
+        """Return the region as one of the program inside of the outermost one."""
+        return dataclasses.replace(self, path=self.path[1:], forms=self.forms[1:])
 
     @property
     def is_whole_loss(self) -> bool:

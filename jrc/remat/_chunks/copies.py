@@ -13,7 +13,6 @@ divided by the mean of a matrix needs all of it first: with a copy it is compute
 """
 
 import enum
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +23,6 @@ from jrc._jaxpr import (
     has_effects,
     inner_programs,
     nbytes,
-    shape_of,
 )
 
 Copies = tuple[tuple[int, tuple[int, ...], int], ...]
@@ -32,22 +30,25 @@ Copies = tuple[tuple[int, tuple[int, ...], int], ...]
 first; see `copy_for_readers`."""
 
 
-_NUMBER = 16
-"""Bytes of a number, at most."""
+_NUMBER, _FEW_NUMBERS = 16, 256
+"""Bytes of a number, and of few numbers, at most."""
 
 
 class Readers(enum.Enum):
     """Which readers of a wide value have copies of their own.
 
     Attributes:
-        IN_TURN: Those that need a number which another makes of all of it.
+        IN_TURN: Those that need few numbers which another makes of all of it.
         WITH_A_NUMBER_IN_COMMON: Those that have nothing but numbers in common, too.
         WITH_NARROW_IN_COMMON: Those that meet in narrow values, too.
+        IN_TURN_OF_NARROW: Those that need narrow values which another makes of it, such as sums of
+            its columns.
     """
 
     IN_TURN = enum.auto()
     WITH_A_NUMBER_IN_COMMON = enum.auto()
     WITH_NARROW_IN_COMMON = enum.auto()
+    IN_TURN_OF_NARROW = enum.auto()
 
 
 def copies_of_wide(
@@ -89,7 +90,9 @@ def _groups(
     if len(program.eqns) in readers:
         return {}  # a result of the program is one value
     wide = {reader: _reached(program, reader, narrow) for reader in readers}
-    turns = _turns(program, wide)
+    if apart is Readers.IN_TURN_OF_NARROW:
+        return _turns(program, wide, narrow)
+    turns = _turns(program, wide, _FEW_NUMBERS)
     if apart is Readers.IN_TURN:
         return turns
     in_common = _NUMBER if apart is Readers.WITH_A_NUMBER_IN_COMMON else narrow
@@ -105,14 +108,15 @@ def _groups(
     return group
 
 
-def _turns(program: Program, wide: Mapping[int, set[int]]) -> dict[int, int]:
+def _turns(program: Program, wide: Mapping[int, set[int]], few: int) -> dict[int, int]:
     """The readers of a value, each with how many passes over it are needed before.
 
     Args:
         program: The program.
         wide: For each of them the equations that depend on it through wide values.
+        few: Bytes of what one of them makes that another waits for, at most.
     """
-    late = {reader: _after_numbers(program, reader) for reader in wide}
+    late = {reader: _after_few(program, reader, few) for reader in wide}
     turns = dict.fromkeys(wide, 0)
     for _ in wide:
         for reader, equations in wide.items():
@@ -122,12 +126,12 @@ def _turns(program: Program, wide: Mapping[int, set[int]]) -> dict[int, int]:
     return turns
 
 
-def _after_numbers(program: Program, p: int) -> set[int]:
-    """The equations that depend on a number which is made of what an equation makes."""
+def _after_few(program: Program, p: int, few: int) -> set[int]:
+    """The equations that depend on so few bytes, which are made of what an equation makes."""
     found = set[int]()
     for q in _reached(program, p, -1):
         for v in program.eqns[q].outvars:
-            if math.prod(shape_of(v)) == 1:
+            if nbytes(v.aval) <= few:
                 for reader in program.consumers.get(v, ()):
                     found |= _reached(program, reader, -1)
     return found

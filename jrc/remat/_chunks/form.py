@@ -1,40 +1,42 @@
-"""The program that regions in chunks are of.
+"""The program that regions in chunks are of: a function's, or the body of a loop, in another form.
 
 >>> import jax, jax.numpy as jnp
->>> program = Program(jax.make_jaxpr(lambda h, E: h @ E.T)(jnp.ones((2, 3)), jnp.ones((5, 3))))
->>> [v.aval.shape for v in form_of(program, ends=[0]).eqns[-1].invars]
-[(2, 3), (5, 3)]
+>>> fn = lambda h, E: (h @ E.T, jnp.max(h))
+>>> program = Program(jax.make_jaxpr(fn)(jnp.ones((2, 3)), jnp.ones((5, 3))))
+>>> form = Form(in_steps=(2,))
+>>> [v.aval.shape for eqn in program_in_form(program, form).eqns[1:] for v in eqn.outvars]
+[(2, 5), (2,), ()]
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
+from typing import Any
 
-from jrc._jaxpr import Program, copy_for_readers, form_for_chunks
-from jrc.remat._chunks.chunks import Chunks
+from jrc._jaxpr import Program, copy_for_readers, form_for_chunks, reductions_over_several
+from jrc.remat._chunks.chunks import Form
 from jrc.remat._chunks.numbering import copies_with_casts
-from jrc.remat._gradient.activity import active_variables
 
 
-def form_of(program: Program, ends: Sequence[int] | None) -> Program:
-    """Return the form of a program in which regions are found.
-
-    Args:
-        program: The program, without `jit` calls.
-        ends: Which of its results are differentiated; `None` where all values may be.
-    """
-    if ends is None:
-        return form_for_chunks(program)
-    results = [program.jaxpr.outvars[i] for i in ends]
-    return form_for_chunks(program, active_variables(program, program.jaxpr.invars, results))
-
-
-def form_with_copies(program: Program, chunks: Chunks) -> Program:
-    """Return the form of a program that some chunks are of, with copies for readers.
+def form_for(program: Program, differentiated: Collection[Any]) -> Form:
+    """Return the form in which regions of a program are looked for first.
 
     Args:
         program: The program, without `jit` calls.
-        chunks: Chunks of it: all have the same copies.
+        differentiated: Values through which a derivative flows.
     """
-    program = form_of(program, chunks.ends)
-    if not chunks.copies:
-        return program
-    return copy_for_readers(program, copies_with_casts(program, chunks.copies))
+    number = {p: k for k, p in enumerate(program.steps)}
+    found = reductions_over_several(program, differentiated)
+    return Form(tuple(number[p] for p in found if p in number))
+
+
+def program_in_form(program: Program, form: Form) -> Program:
+    """Return a program in a form.
+
+    Args:
+        program: The program, without `jit` calls.
+        form: Its form.
+
+    Raises:
+        IndexError: If the program has no such equations.
+    """
+    new = form_for_chunks(program, [program.steps[k] for k in form.in_steps])
+    return copy_for_readers(new, copies_with_casts(new, form.copies)) if form.copies else new

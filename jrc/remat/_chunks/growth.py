@@ -64,6 +64,11 @@ def nowhere(v: Any, axis: int) -> bool:
     return False
 
 
+def anywhere(region: Region) -> bool:
+    """Return that a region may lie anywhere."""
+    return True
+
+
 @dataclasses.dataclass(eq=False)
 class Limits:
     """Where growing regions end, and what is known of growths before.
@@ -75,6 +80,7 @@ class Limits:
         lies_across: Of a value and an axis, whether slices along it would lie across devices.
         ends: The results that are differentiated; by default all.
         perturbed: The inputs that they are differentiated by; by default all.
+        accepts: Whether a region may be one of those that are found.
         taken: Equations of other regions.
         failed: Values around which there is no region along an axis; no region may make them.
         met: Equations of other regions at which the last growth ended, along any axis.
@@ -86,6 +92,7 @@ class Limits:
     lies_across: Callable[[Any, int], bool] = nowhere
     ends: Collection[Any] | None = None
     perturbed: Collection[Any] | None = None
+    accepts: Callable[[Region], bool] = anywhere
     taken: set[int] = dataclasses.field(default_factory=set)
     failed: set[tuple[Any, int]] = dataclasses.field(default_factory=set)
     met: set[int] = dataclasses.field(default_factory=set)

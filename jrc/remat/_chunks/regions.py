@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, nbytes, shape_of
-from jrc.remat._chunks.growth import Growth, Limits, NoRegion, Region, nowhere
+from jrc.remat._chunks.growth import Growth, Limits, NoRegion, Region, anywhere, nowhere
 from jrc.remat._chunks.turns import can_run_in_turn
 
 
@@ -30,6 +30,7 @@ def wide_regions(
     lies_across: Callable[[Any, int], bool] = nowhere,
     ends: Collection[Any] | None = None,
     perturbed: Collection[Any] | None = None,
+    accepts: Callable[[Region], bool] = anywhere,
 ) -> list[Region]:
     """Return regions that share no equation, around every value that is wider than `narrow` bytes.
 
@@ -40,6 +41,7 @@ def wide_regions(
         lies_across: Of a value and an axis, whether slices along it would lie across devices.
         ends: The results that are differentiated; by default all.
         perturbed: The inputs that they are differentiated by; by default all.
+        accepts: Whether a region may be one of them.
     """
     found: list[Region] = []
     live = program.live()
@@ -50,7 +52,7 @@ def wide_regions(
         for v in eqn.outvars
         if nbytes(v.aval) > narrow
     ]
-    limits = Limits(program, narrow, frozenset(apart), lies_across, ends, perturbed)
+    limits = Limits(program, narrow, frozenset(apart), lies_across, ends, perturbed, accepts)
     taken = limits.taken
     for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
         if -p not in taken and -p not in limits.apart:
@@ -89,6 +91,7 @@ def region_of_widest(
     lies_across: Callable[[Any, int], bool] = nowhere,
     ends: Collection[Any] | None = None,
     perturbed: Collection[Any] | None = None,
+    accepts: Callable[[Region], bool] = anywhere,
 ) -> Region | None:
     """Return the region around the widest value; `None` if there is none.
 
@@ -98,13 +101,14 @@ def region_of_widest(
         lies_across: As for `wide_regions`.
         ends: Likewise.
         perturbed: Likewise.
+        accepts: Likewise.
     """
     live = program.live()
     made = [v for p, eqn in enumerate(program.eqns) if live[p] for v in eqn.outvars]
     widest = max(made, key=lambda v: nbytes(v.aval), default=None)
     if widest is None:
         return None
-    limits = Limits(program, narrow, frozenset(), lies_across, ends, perturbed)
+    limits = Limits(program, narrow, frozenset(), lies_across, ends, perturbed, accepts)
     return _best_region(limits, widest)
 
 
@@ -121,4 +125,5 @@ def _best_region(limits: Limits, v: Any, start: Region | None = None) -> Region 
                 continue
             with contextlib.suppress(NoRegion):
                 regions.append(growth.region())
+    regions = list(filter(limits.accepts, regions))
     return min(regions, key=lambda each: each.edge + each.bytes / each.parts, default=None)

@@ -13,10 +13,9 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 from jrc._jaxpr import (
-    INPUT,
     Dependent,
     Program,
     SplitValues,
@@ -26,7 +25,6 @@ from jrc._jaxpr import (
     inner_program,
     is_manual,
     is_variable,
-    label,
     loop_parts,
     nbytes,
     primitive_name,
@@ -36,13 +34,14 @@ from jrc._jaxpr import (
 )
 from jrc._specs import axes_of
 from jrc._tree import is_floating
-from jrc.remat._chunks.chunks import Chunks, Shards, SplitAxis
-from jrc.remat._chunks.copies import Copies, Readers, copies_of_wide
+from jrc.remat._chunks.chunks import Chunks, Form
+from jrc.remat._chunks.chunks_of_region import chunks_of
+from jrc.remat._chunks.copies import Readers, copies_of_wide
 from jrc.remat._chunks.counts import chunk_count
-from jrc.remat._chunks.form import form_of
+from jrc.remat._chunks.form import form_for, program_in_form
 from jrc.remat._chunks.growth import Region
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_alone, sharded_region
-from jrc.remat._chunks.numbering import numbered_copies, without_casts
+from jrc.remat._chunks.numbering import numbered_copies
 from jrc.remat._chunks.regions import region_of_widest, wide_regions
 from jrc.remat._gradient.activity import active_variables, differentiated_results
 
@@ -61,8 +60,7 @@ class RegionInside:
         devices: Over how many devices the program's values are split: one inside of a `shard_map`.
         parts: How devices split it, the outermost first.
         slices: Into how many slices each part may be cut at most.
-        copies: The equations of the program that are copied for readers, as in `Chunks`.
-        ends: Likewise.
+        forms: The forms of the program and of those around it, the outermost first.
     """
 
     program: Program
@@ -71,8 +69,7 @@ class RegionInside:
     devices: int
     parts: tuple[PartsOf, ...]
     slices: int
-    copies: Copies = ()
-    ends: tuple[int, ...] = (0,)
+    forms: tuple[Form, ...] = ()
 
     def chunks(self, most_bytes: int) -> Chunks | None:
         """Return the region in chunks of about so many bytes; `None` where it needs no more.
@@ -89,7 +86,7 @@ class RegionInside:
         if count < 2:
             return None
         chunks = chunks_of(self.program, self.region, count, self.path, self.parts)
-        return dataclasses.replace(chunks, copies=self.copies, ends=self.ends)
+        return dataclasses.replace(chunks, forms=self.forms)
 
 
 def regions_within(
@@ -115,47 +112,59 @@ def regions_within(
         ends: Which results are differentiated.
         perturbed: The inputs that they are differentiated by; by default all.
     """
-    program, split = _in_form(program, split, ends)
     perturbed = range(len(program.jaxpr.invars)) if perturbed is None else perturbed
     search = _RegionSearch(narrow, around_loops, devices)
-    found = list(search.within(program, split, (), ends, perturbed))
-    if devices > 1 and split is None:
-        return [dataclasses.replace(each, ends=tuple(ends)) for each in found]
-    narrow *= devices
-    whole = _wide_outside(program, narrow, found)
-    for readers in Readers:
-        if not whole:
-            break
-        held = () if readers is Readers.WITH_NARROW_IN_COMMON else _held(program, found)
-        copied = copies_of_wide(program, narrow, held, readers)
-        if not copied:
-            continue
-        new = copy_for_readers(program, copied)
-        more = list(search.within(new, split and split.of_program(new), (), ends, perturbed))
-        left = _wide_outside(new, narrow, more)
-        if left < whole:
-            copies = numbered_copies(program, copied)
-            found = [dataclasses.replace(each, copies=copies) for each in more]
-            whole = left
-    return [dataclasses.replace(each, ends=tuple(ends)) for each in found]
+    return search.regions(program, split, (), ends, perturbed)
 
 
-def _held(program: Program, regions: Sequence[RegionInside]) -> set[int]:
-    """The equations of regions, and loops that have regions inside."""
-    return {
-        p
-        for each in regions
-        for p in (map(program.steps.__getitem__, each.path[:1]) if each.path
-                  else each.region.equations)
-    }  # fmt: skip
+def _held(program: Program, depth: int, regions: Sequence[RegionInside]) -> set[int]:
+    """The equations of regions, and loops that have regions inside.
+
+    Args:
+        program: The program.
+        depth: How many loops are around it.
+        regions: Regions of it, and of loops in it.
+    """
+    inside = {program.steps[x.path[depth]] for x in regions if len(x.path) > depth}
+    own = (x.region.equations for x in regions if len(x.path) == depth)
+    return inside.union(*own)
 
 
-def _wide_outside(program: Program, narrow: int, regions: Sequence[RegionInside]) -> int:
-    """Bytes of the wide values that no region makes."""
-    held = _held(program, regions)
-    outside = (p for p, is_live in enumerate(program.live()) if is_live and p not in held)
-    made = (nbytes(v.aval) for p in outside for v in program.eqns[p].outvars)
-    return sum(size for size in made if size > narrow)
+def _fine(regions: Sequence[RegionInside], narrow: int) -> list[RegionInside]:
+    """The regions of which a slice has no more bytes than may stay whole."""
+    return [each for each in regions if each.region.bytes <= narrow * each.slices]
+
+
+class _Outside(NamedTuple):
+    """Bytes of the wide values that no region makes.
+
+    Attributes:
+        all: Of those that none makes.
+        fine: Of these, and those that one makes in slices that are wide themselves.
+    """
+
+    all: int
+    fine: int
+
+    def any(self, readers: Readers) -> int:
+        """Bytes that copies for some readers may make fewer."""
+        return self.fine if readers is Readers.IN_TURN else self.all
+
+    def is_less(self, other: "_Outside", readers: Readers) -> bool:
+        """Whether copies for some readers have made them fewer."""
+        return self.all <= other.all and self.any(readers) < other.any(readers)
+
+
+def _wide_outside(
+    program: Program, narrow: int, depth: int, regions: Sequence[RegionInside]
+) -> _Outside:
+    def outside(some: Sequence[RegionInside]) -> int:
+        held = _held(program, depth, some)
+        eqns = (eqn for p, eqn in enumerate(program.eqns) if program.live()[p] and p not in held)
+        sizes = (nbytes(v.aval) for eqn in eqns for v in eqn.outvars)
+        return sum(size for size in sizes if size > narrow)
+
+    return _Outside(outside(regions), outside(_fine(regions, narrow)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,17 +175,50 @@ class _RegionSearch:
     around_loops: bool
     devices: int
 
-    def within(
+    def regions(
         self,
         program: Program,
         split: SplitValues | None,
         path: tuple[int, ...],
         ends: Sequence[int],
         perturbed: Sequence[int],
+    ) -> list[RegionInside]:
+        """The regions of a program in the form in which most wide values are in one."""
+        program, split, form = _in_form(program, split, ends, perturbed)
+        found = list(self._in_program(program, split, path, ends, perturbed, form))
+        if self.devices > 1 and split is None:
+            return found
+        narrow, depth, first = self.narrow * self.devices, len(path), found
+        whole = _wide_outside(program, narrow, depth, found)
+        for readers in Readers:
+            held = _held(program, depth, first)
+            if readers is Readers.IN_TURN:
+                held = _held(program, depth, _fine(first, narrow))
+            elif readers is Readers.WITH_NARROW_IN_COMMON:
+                held = set()
+            copied = copies_of_wide(program, narrow, held, readers) if whole.any(readers) else ()
+            if not copied:
+                continue
+            new = copy_for_readers(program, copied)
+            of_new = split and split.of_program(new)
+            changed = dataclasses.replace(form, copies=numbered_copies(program, copied))
+            more = list(self._in_program(new, of_new, path, ends, perturbed, changed))
+            left = _wide_outside(new, narrow, depth, more)
+            if left.is_less(whole, readers):
+                found, whole = more, left
+        return found
+
+    def _in_program(
+        self,
+        program: Program,
+        split: SplitValues | None,
+        path: tuple[int, ...],
+        ends: Sequence[int],
+        perturbed: Sequence[int],
+        form: Form,
     ) -> Iterator[RegionInside]:
-        inputs, results = program.jaxpr.invars, program.jaxpr.outvars
-        active = active_variables(program, [inputs[i] for i in perturbed],
-                                  [results[i] for i in ends])  # fmt: skip
+        active = _active(program, ends, perturbed)
+        results = program.jaxpr.outvars
         loops = {}
         for k, p in enumerate(program.steps):
             eqn, inside = program.eqns[p], (*path, k)
@@ -189,31 +231,36 @@ class _RegionSearch:
         held: set[int] = set()
         if self.devices == 1 or split is not None:  # else slices might be cut across devices
             devices = _Devices(program, split, self.devices)
-            narrow = self.narrow * self.devices
-            of_part = [devices.part.jaxpr.outvars[i] for i in ends]
-            by = [devices.part.jaxpr.invars[i] for i in perturbed]
             for region in wide_regions(
-                devices.part, narrow, apart, devices.lies_across, of_part, by
+                devices.part,
+                self.narrow * self.devices,
+                apart,
+                devices.lies_across,
+                [devices.part.jaxpr.outvars[i] for i in ends],
+                [devices.part.jaxpr.invars[i] for i in perturbed],
+                lambda region: devices.placed(region, path) is not None,
             ):
                 found = devices.placed(region, path)
-                if found is not None:
-                    yield found
-                    held.update(region.equations)
+                assert found is not None
+                yield dataclasses.replace(found, forms=(form,))
+                held.update(region.equations)
         for p, inside in loops.items():
             if p not in held:
-                yield from inside
+                yield from (dataclasses.replace(x, forms=(form, *x.forms)) for x in inside)
 
     def _in_loop(
         self, eqn: Any, split: SplitValues | None, path: tuple[int, ...], active: Set[Any]
     ) -> list[RegionInside]:
-        body = form_of(inlined_program(inner_program(eqn)), None)
+        body = inlined_program(inner_program(eqn))
         consts, carried = loop_parts(eqn)
         is_active = [is_variable(x) and x in active for x in eqn.invars]
         for i in range(carried):
             is_active[consts + i] |= eqn.outvars[i] in active
         perturbed = [i for i, flag in enumerate(is_active) if flag]
-        ends = range(len(body.jaxpr.outvars))
-        return list(self.within(body, split and split.inside(eqn, body), path, ends, perturbed))
+        after = is_active[consts : consts + carried]
+        made = [v in active for v in eqn.outvars[carried:]]
+        ends = [i for i, flag in enumerate([*after, *made]) if flag]
+        return self.regions(body, split and split.inside(eqn, body), path, ends, perturbed)
 
     def _in_shard_map(
         self, eqn: Any, ends: Sequence[int], path: tuple[int, ...], active: Set[Any]
@@ -224,8 +271,7 @@ class _RegionSearch:
         perturbed = [i for i, x in enumerate(eqn.invars) if is_variable(x) and x in active]
 
         def found(jaxpr: Any) -> list[RegionInside]:
-            program = form_of(inlined_program(jaxpr), None)
-            return list(search.within(program, None, path, ends, perturbed))
+            return search.regions(inlined_program(jaxpr), None, path, ends, perturbed)
 
         return in_shard_map(eqn, found)
 
@@ -241,18 +287,32 @@ def region_of_loss(
         split: How devices split the values; `None` on one device.
         perturbed: The inputs that the loss is differentiated by.
     """
-    devices = _Devices(*_in_form(program, split, [0]), 1)
-    loss = devices.part.jaxpr.outvars[:1]
-    by = [devices.part.jaxpr.invars[i] for i in perturbed]
-    region = region_of_widest(devices.part, narrow, devices.lies_across, loss, by)
-    return None if region is None else devices.placed(region, ())
+    program, split, form = _in_form(program, split, [0], perturbed)
+    devices = _Devices(program, split, 1)
+    region = region_of_widest(
+        devices.part,
+        narrow,
+        devices.lies_across,
+        devices.part.jaxpr.outvars[:1],
+        [devices.part.jaxpr.invars[i] for i in perturbed],
+        lambda region: devices.placed(region, ()) is not None,
+    )
+    found = None if region is None else devices.placed(region, ())
+    return found and dataclasses.replace(found, forms=(form,))
 
 
 def _in_form(
-    program: Program, split: SplitValues | None, ends: Sequence[int]
-) -> tuple[Program, SplitValues | None]:
-    new = form_of(program, ends)
-    return new, split if split is None or new is program else split.of_program(new)
+    program: Program, split: SplitValues | None, ends: Sequence[int], perturbed: Sequence[int]
+) -> tuple[Program, SplitValues | None, Form]:
+    form = form_for(program, _active(program, ends, perturbed))
+    new = program_in_form(program, form)
+    return new, split if split is None or new is program else split.of_program(new), form
+
+
+def _active(program: Program, ends: Sequence[int], perturbed: Sequence[int]) -> set[Any]:
+    """The values that a derivative flows through, by the positions of results and inputs."""
+    inputs, results = program.jaxpr.invars, program.jaxpr.outvars
+    return active_variables(program, [inputs[i] for i in perturbed], [results[i] for i in ends])
 
 
 class _Devices:
@@ -313,55 +373,3 @@ class _Devices:
         return RegionInside(
             self.part, region, path, self._count, sharded.parts, sharded.slices.parts
         )
-
-
-def chunks_of(
-    program: Program,
-    region: Region,
-    count: int,
-    path: tuple[int, ...],
-    parts: Sequence[PartsOf] = (),
-) -> Chunks:
-    """Return a region of a program in so many chunks.
-
-    Args:
-        program: The program.
-        region: The region.
-        count: How many chunks, see `sizes`.
-        path: The loops around the program.
-        parts: How devices split it.
-    """
-    wide: Any = region.wide
-    inputs = region_alone(region.slices, region.results)[0].jaxpr.invars
-    shards = tuple(
-        Shards(
-            each.names,
-            each.parts,
-            tuple((*_place(program, inputs[i]), at) for i, at in each.axes.items()),
-            tuple(
-                SplitAxis((*_place(program, inputs[i]), at), names)
-                for i, split in each.split.items()
-                for at, names in enumerate(split)
-                if names and not path  # in a loop XLA would exchange what it carries
-            ),
-        )
-        for each in parts
-    )
-    chunks = Chunks(
-        path,
-        region.equations,
-        tuple((*_place(program, v), axis) for v, axis in region.inputs.items()),
-        count,
-        shape_of(wide),
-        str(wide.aval.dtype),
-        label(program.eqns[program.producer[wide]]),
-        nbytes(wide.aval),
-        shards=shards,
-    )
-    return without_casts(program, chunks)
-
-
-def _place(program: Program, v: Any) -> tuple[int, int]:
-    p = program.producer[v]
-    made = program.jaxpr.invars if p == INPUT else program.eqns[p].outvars
-    return p + 1, list(made).index(v)

@@ -11,7 +11,6 @@
 True
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -38,7 +37,7 @@ from jrc._jaxpr import (
     without_mesh_axes,
 )
 from jrc.remat._chunks.chunks import Chunks, Place, SplitAxis
-from jrc.remat._chunks.form import form_of, form_with_copies
+from jrc.remat._chunks.form import program_in_form
 from jrc.remat._chunks.in_shards import PartsOf, ShardedRegion, region_alone
 from jrc.remat._chunks.numbering import with_casts
 from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is, run_in_chunks
@@ -57,7 +56,7 @@ def in_chunks(
     """Return the program as a function of its inputs, with regions in chunks.
 
     Args:
-        program: The program; regions are those of `form_with_copies` of it.
+        program: The program; regions are those of a form of it.
         choices: The regions.
         plan_one: From the function of one chunk of the whole loss, and which of its results is
             differentiated, to what runs in its place.
@@ -67,9 +66,7 @@ def in_chunks(
     """
     if not choices:
         return evaluate(program.jaxpr)
-    program = form_with_copies(program, choices[0])
-    ends = [program.jaxpr.outvars[i] for i in choices[0].ends]
-    return _in_chunks(program, choices, ends, plan_one)
+    return _in_chunks(program, choices, program.jaxpr.outvars[:1], plan_one)
 
 
 def _in_chunks(
@@ -79,12 +76,15 @@ def _in_chunks(
     plan_one: PlanOne = as_it_is,
 ) -> Callable[..., list[Any]]:
     """Like `in_chunks`; of `differentiated`, results of the program, all derivatives are wanted."""
+    number = {v: i for i, v in enumerate(program.jaxpr.outvars) if is_variable(v)}
+    which = [number[v] for v in differentiated if v in number]
+    program = _in_form(program, choices[0])
+    differentiated = [program.jaxpr.outvars[i] for i in which]
     here = [each for each in choices if not each.path]
     inside: dict[int, list[Chunks]] = {}
     for each in choices:
         if each.path:
-            inner = dataclasses.replace(each, path=each.path[1:])
-            inside.setdefault(each.path[0], []).append(inner)
+            inside.setdefault(each.path[0], []).append(each.inside())
     program = Program(_with_programs_inside(program, inside, differentiated))
     here = [_with_casts(program, each) for each in here]
     part = without_mesh_axes(program, {name for x in here for y in x.shards for name in y.names})
@@ -190,7 +190,7 @@ def one_chunk_of(program: Program, choice: Chunks, inputs: Iterable[Any]) -> One
         choice: The region.
         inputs: The inputs of the program that it is differentiated by.
     """
-    program = form_with_copies(program, choice)
+    program = _in_form(program, choice)
     part = without_mesh_axes(program, {name for each in choice.shards for name in each.names})
     choice = _with_casts(part, choice)
     slices, results = region_of(part, choice)
@@ -272,7 +272,7 @@ def _inside_in_chunks(
     jaxpr: Any, choices: Sequence[Chunks], which: Iterable[int]
 ) -> Callable[..., list[Any]]:
     """A program inside of an equation; of its results those at `which` are differentiated."""
-    body = form_of(inlined_program(jaxpr), None)
+    body = inlined_program(jaxpr)
     return _in_chunks(body, choices, [body.jaxpr.outvars[i] for i in which])
 
 
@@ -304,6 +304,13 @@ def region_of(program: Program, choice: Chunks) -> tuple[Slices, list[Any]]:
     if not is_cut or any(v not in slices.made for v in results):
         raise _another(choice)
     return slices, results
+
+
+def _in_form(program: Program, choice: Chunks) -> Program:
+    try:
+        return program_in_form(program, choice.form)
+    except IndexError as error:
+        raise _another(choice) from error
 
 
 def _with_casts(program: Program, choice: Chunks) -> Chunks:

@@ -252,6 +252,26 @@ def test_a_budget_on_a_mesh_is_met_in_chunks(kind):
         np.testing.assert_allclose(a, b, atol=2e-6 * np.max(np.abs(a)), rtol=0)
 
 
+@pytest.mark.slow(after=1)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_chunks_are_of_the_data_where_only_a_weight_in_front_is_differentiated(kind):
+    """Whole points without a gradient would be cheaper to cut; but all devices hold all of them."""
+    mesh = mesh_of(kind)
+    draw = lambda *shape: DRAW.normal(size=shape).astype(np.float32)  # noqa: E731
+    args = put((draw(4, 4), draw(1024, 4), draw(512, 4)), (P(), P("data"), P()), mesh)
+
+    def loss(w, x, y):
+        between = jnp.abs(jnp.tanh(x @ w)[:, None] - y[None])
+        return jnp.mean(jnp.exp(-jnp.sum(between, axis=-1)))
+
+    with jax.set_mesh(mesh):
+        plan = jrc.plan(loss, *args, budget="1MiB")
+        wanted, found = (jax.jit(jax.value_and_grad(f))(*args) for f in (loss, plan.apply(loss)))
+    assert [each.names for chunks in plan.chunks for each in chunks.shards] == [("data",)]
+    for a, b in zip(*map(jax.tree.leaves, (wanted, found)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * np.max(np.abs(a)), rtol=0)
+
+
 def test_data_split_dimensions_before_parameters_do():
     """As with FSDP: what a table's rows are split over, the examples are split over too."""
 

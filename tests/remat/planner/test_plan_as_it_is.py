@@ -54,6 +54,24 @@ def over_the_largest(x):
     return jnp.sum(1 - d / jnp.max(d), axis=1)
 
 
+def columns_then_rows(x):
+    k = jnp.exp(-distances(x))
+    return jnp.max(k / jnp.sum(k, axis=0, keepdims=True), axis=1)
+
+
+def for_each_scale(loop):
+    return lambda x: loop(lambda s: over_the_largest(x * s), jnp.arange(1.0, 5.0))
+
+
+def over_the_largest_of_each(x):
+    return jax.vmap(over_the_largest)(x[None] * jnp.arange(1.0, 5.0)[:, None, None])
+
+
+def largest_of_sequences(w, x):
+    z = x @ w
+    return jnp.max(z), jnp.sum(jnp.exp(z), axis=-1)
+
+
 def correlations(x):
     z = (x - x.mean(0, keepdims=True)) / x.std(0, keepdims=True)
     c = jnp.abs(z.T @ z / len(x) - jnp.eye(x.shape[1]))
@@ -80,6 +98,12 @@ CASES = {
     "nearest and diameter": (nearest_and_diameter, "1MiB", (normal(0, 1024, 4),)),
     "kernel of mean width": (kernel_of_mean_width, "1MiB", (normal(0, 1024, 4),)),
     "over the largest": (over_the_largest, "1MiB", (normal(0, 1024, 4),)),
+    "columns, then rows": (columns_then_rows, "1MiB", (normal(0, 1024, 4),)),
+    "in a loop": (for_each_scale(jax.lax.map), "1MiB", (normal(0, 1024, 4),)),
+    "over the largest of each": (over_the_largest_of_each, "1MiB", (normal(0, 1024, 4),)),
+    "the largest of two sequences": (
+        largest_of_sequences, "1MiB", (normal(0, 8, 1024), normal(1, 2, 1024, 8)),
+    ),
     "correlations": (correlations, "6MiB", (normal(0, 128, 1024),)),
     "tied embeddings": (
         tied_log_normalizer, "6MiB",  # with a second copy of the table 8 MiB
@@ -88,7 +112,10 @@ CASES = {
 }  # fmt: skip
 
 
-TWO_PASSES = ("kernel of mean width", "over the largest")
+TWO_PASSES = (
+    "kernel of mean width", "over the largest", "columns, then rows", "in a loop",
+    "over the largest of each",
+)  # fmt: skip
 
 
 @pytest.mark.slow(after=1)
@@ -184,6 +211,23 @@ def test_a_number_beside_data_on_a_mesh(scale):
     x = jax.device_put(normal(1, 1024, 16), NamedSharding(mesh, P("data")))
     plan = jrc.plan(fn, normal(0, 16, 2048), scale, x, budget=0.3, argnums=None)
     assert [each.names for chunks in plan.chunks for each in chunks.shards] == [("data",)]
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_the_largest_weight_beside_data_on_a_mesh(kind):
+    """Of an array that all devices hold, and of one that they split."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
+
+    def fn(w, x):
+        return jnp.max(w), jnp.any(x > 9), jnp.max(jax.nn.softmax(x @ w), axis=1)
+
+    args = normal(0, 16, 2048), normal(1, 1024, 16)
+    args = [jax.device_put(x, NamedSharding(mesh, each))
+            for x, each in zip(args, (P(), P("data")), strict=True)]  # fmt: skip
+    with jax.set_mesh(mesh):
+        plan = jrc.plan(fn, *args, budget=0.3, argnums=None)
+        assert [each.names for chunks in plan.chunks for each in chunks.shards] == [("data",)]
+        close(jax.jit(plan.apply(fn))(*args), jax.jit(fn)(*args))
 
 
 def test_constants_and_counts_beside_data_on_explicit_axes():

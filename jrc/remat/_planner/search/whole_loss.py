@@ -16,6 +16,7 @@ import jax
 
 from jrc._errors import named_like
 from jrc._jaxpr import (
+    INPUT,
     Program,
     Slices,
     abstract,
@@ -24,13 +25,14 @@ from jrc._jaxpr import (
     slice_program,
 )
 from jrc.remat._chunks.chunks import Chunks
+from jrc.remat._chunks.chunks_of_region import chunks_of
 from jrc.remat._chunks.counts import divisors, sizes
-from jrc.remat._chunks.form import form_with_copies
+from jrc.remat._chunks.form import program_in_form
 from jrc.remat._chunks.growth import Region
-from jrc.remat._chunks.regions_within import chunks_of, region_of_loss
+from jrc.remat._chunks.regions_within import region_of_loss
 from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
 from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised
-from jrc.remat._gradient.activity import differentiated_outside
+from jrc.remat._gradient.activity import active_variables, differentiated_outside
 from jrc.remat._gradient.residuals import residuals_and_gradient
 from jrc.remat._planner.execute.chunked_function import loss_first, plan_of_chunk, planned_chunks
 from jrc.remat._planner.plan.decision import Decision
@@ -58,14 +60,21 @@ def whole_loss_chunks(problem: Problem, temporaries: int) -> list[Chunks]:
         return []
     program, region = found.program, found.region
     loss = _loss(program, region)
-    if loss is None:
+    if loss is None or _is_cut_late(program, region, perturbed):
         return []
     # Of the leanest option half as much as in proportion may fit; more would be in vain.
     fewest = min(each.peak for each in problem.options) / problem.parts / (2 * temporaries)
     most = min(problem.baseline.peak // problem.parts // SETTINGS.least_chunk, found.slices)
     ways = _counts(found.slices, min(fewest, most), most)
     chunks = (chunks_of(program, region, n, (), found.parts) for n in ways)
-    return [dataclasses.replace(each, loss=loss) for each in chunks]
+    return [dataclasses.replace(each, loss=loss, forms=found.forms) for each in chunks]
+
+
+def _is_cut_late(program: Program, region: Region, perturbed: Sequence[int]) -> bool:
+    """Whether the data are cut behind something that is differentiated, which nothing plans."""
+    inputs, loss = program.jaxpr.invars, program.jaxpr.outvars[:1]
+    active = active_variables(program, [inputs[i] for i in perturbed], loss)
+    return any(v in active and program.producer[v] != INPUT for v, _ in region.slices.given)
 
 
 def _counts(slices: int, fewest: float, most: int) -> list[int]:
@@ -169,7 +178,7 @@ def in_chunks_of_loss(
     added = problem.unit.of_sums(sum(v.aval.size for v in whole), sums)
     devices = math.prod(each.parts for each in chunks.shards)
     times = slices.parts / size * devices
-    outside = _cost_outside(problem, form_with_copies(program, chunks), chunks.equations)
+    outside = _cost_outside(problem, program_in_form(program, chunks.form), chunks.equations)
 
     def of_all_chunks(option: Option) -> Option:
         peak, cost = devices * (option.peak + besides), int(option.cost * times)

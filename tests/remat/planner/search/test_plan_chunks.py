@@ -271,6 +271,20 @@ def test_a_normalizer_over_all_pairs_has_its_maximum_in_a_loop_of_its_own():
 
 
 @pytest.mark.slow
+def test_numbers_of_what_nothing_differentiated_makes():
+    """Both are of a matrix of data alone: no gradient flows through the maximum."""
+
+    def fn(w, x, v):
+        z = x @ v
+        return jnp.mean(jnp.log1p(jnp.exp(x @ w))) + jnp.max(z) - jnp.min(z)
+
+    args = normal(8, 1024), normal(1024, 8), normal(8, 1024)
+    plan = jrc.plan(fn, *args, budget="1MiB")
+    run, wanted = (jax.jit(jax.value_and_grad(f)) for f in (plan.apply(fn), fn))
+    close(run(*args), wanted(*args))
+
+
+@pytest.mark.slow
 def test_equal_largest_entries_share_a_gradient_as_without_chunks():
     def fn(w, x, y):
         d = jnp.round(jnp.sum(jnp.abs((x @ w)[:, None] - y[None]), axis=-1))
@@ -311,7 +325,8 @@ def test_regions_that_wait_for_each_other_have_copies_of_what_both_read():
     args = (HEAD[0], HEAD[0][::-1], HEAD[1])
     program = program_of(fn, args)
     chunks = chunks_within(program, 2**20, 2**20)
-    assert len(chunks) == 3 and len({each.copies for each in chunks}) == 1 and chunks[0].copies
+    assert len(chunks) == 3 and len({each.forms for each in chunks}) == 1
+    assert chunks[0].form.copies
     close(in_chunks(program, chunks)(*args), [fn(*args)])
     plan = jrc.plan(fn, *args, budget="40%", argnums=(0, 1), minimize="flops")
     close(plan.apply(fn)(*args), fn(*args))
