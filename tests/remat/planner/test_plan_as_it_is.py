@@ -124,7 +124,7 @@ def test_a_function_that_does_not_fit(name):
     fn, budget, args = CASES[name]
     plan = jrc.plan(fn, *args, budget=budget, argnums=None)
     assert plan.verified.peak_bytes <= plan.budget < plan.candidates[0].verified.peak_bytes
-    most = 1.8 if name in TWO_PASSES else 1.01
+    most = 1.9 if name in TWO_PASSES else 1.01
     assert plan.chunks and plan.verified.flops_ratio < most
     assert jrc.Plan.from_json(plan.to_json()) == plan
     run = jax.jit(plan.apply(fn))
