@@ -18,7 +18,7 @@ _FOUND: weakref.WeakKeyDictionary[Program, _Forms] = weakref.WeakKeyDictionary()
 
 
 def form_for_chunks(program: Program, in_steps: Collection[int] = ()) -> Program:
-    """Return the program with early slices, and with no transposed operands.
+    """Return the program with early slices, reductions in steps, and no transposed operands.
 
     Args:
         program: The program, without `jit` calls.

@@ -13,7 +13,8 @@ divided by the mean of a matrix needs all of it first: with a copy it is compute
 """
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import (
@@ -89,15 +90,15 @@ def _groups(
     """The readers of a value, each with a number: that of those which read the same copy."""
     if len(program.eqns) in readers:
         return {}  # a result of the program is one value
-    wide = {reader: _reached(program, reader, narrow) for reader in readers}
+    wide = {reader: _reached(program, [reader], narrow) for reader in readers}
     if apart is Readers.IN_TURN_OF_NARROW:
         return _turns(program, wide, narrow)
     turns = _turns(program, wide, _FEW_NUMBERS)
     if apart is Readers.IN_TURN:
         return turns
     in_common = _NUMBER if apart is Readers.WITH_A_NUMBER_IN_COMMON else narrow
-    reached = {reader: _reached(program, reader, in_common) for reader in readers}
-    needing = {reader: _reached(program, reader, -1) for reader in readers}
+    reached = {reader: _reached(program, [reader], in_common) for reader in readers}
+    needing = {reader: _reached(program, [reader], -1) for reader in readers}
     group = {reader: reader for reader in readers}
     for reader in readers:
         for other in readers:
@@ -128,18 +129,14 @@ def _turns(program: Program, wide: Mapping[int, set[int]], few: int) -> dict[int
 
 def _after_few(program: Program, p: int, few: int) -> set[int]:
     """The equations that depend on so few bytes, which are made of what an equation makes."""
-    found = set[int]()
-    for q in _reached(program, p, -1):
-        for v in program.eqns[q].outvars:
-            if nbytes(v.aval) <= few:
-                for reader in program.consumers.get(v, ()):
-                    found |= _reached(program, reader, -1)
-    return found
+    made = (v for q in _reached(program, [p], -1) for v in program.eqns[q].outvars)
+    waiting = [program.consumers.get(v, ()) for v in made if nbytes(v.aval) <= few]
+    return _reached(program, itertools.chain(*waiting), -1)
 
 
-def _reached(program: Program, p: int, narrow: int) -> set[int]:
-    """The equations that depend on one through values of more than some bytes, itself too."""
-    found, wanted = set[int](), [p]
+def _reached(program: Program, positions: Iterable[int], narrow: int) -> set[int]:
+    """The equations that depend on some through values of more than some bytes, these too."""
+    found, wanted = set[int](), list(positions)
     while wanted:
         q = wanted.pop()
         if q in found or q >= len(program.eqns):
