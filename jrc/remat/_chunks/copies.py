@@ -88,7 +88,7 @@ def _groups(
     program: Program, readers: Sequence[int], narrow: int, apart: Readers
 ) -> Mapping[int, int]:
     """The readers of a value, each with a number: that of those which read the same copy."""
-    if len(program.eqns) in readers:
+    if len(readers) < 2 or len(program.eqns) in readers:
         return {}  # a result of the program is one value
     wide = {reader: _reached(program, [reader], narrow) for reader in readers}
     if apart is Readers.IN_TURN_OF_NARROW:

@@ -100,9 +100,19 @@ class Limits:
     @functools.cached_property
     def active(self) -> set[Any]:
         """The values that a derivative flows through."""
-        inputs, results = self.program.jaxpr.invars, self.program.jaxpr.outvars
-        by = inputs if self.perturbed is None else self.perturbed
-        return active_variables(self.program, by, results if self.ends is None else self.ends)
+        if self.perturbed is None:
+            return self.active_by_all
+        return active_variables(self.program, self.perturbed, self.results)
+
+    @functools.cached_property
+    def active_by_all(self) -> set[Any]:
+        """The same, were all inputs perturbed."""
+        return active_variables(self.program, self.program.jaxpr.invars, self.results)
+
+    @property
+    def results(self) -> Collection[Any]:
+        """The results that are differentiated."""
+        return self.program.jaxpr.outvars if self.ends is None else self.ends
 
     @functools.cached_property
     def made_inside(self) -> MadeInside:
@@ -304,8 +314,8 @@ class Growth:
 
     def _differentiated(self, inside: Collection[int]) -> int:
         """How many values of some equations are differentiated outside: each has a gradient."""
-        ends = self.program.jaxpr.outvars if self.limits.ends is None else self.limits.ends
-        found = differentiated_outside(self.program, inside, ends)
+        limits = self.limits
+        found = differentiated_outside(self.program, inside, limits.results, limits.active_by_all)
         return sum(v in found for p in inside for v in self.program.eqns[p].outvars)
 
     def _is_product(self, p: int) -> bool:

@@ -1,6 +1,6 @@
 """Activity analysis: the variables that a derivative flows through."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from typing import Any
 
 from jrc._jaxpr import Program, is_variable, stops_gradient
@@ -27,7 +27,10 @@ def active_variables(program: Program, inputs: Iterable[Any], wanted: Iterable[A
 
 
 def differentiated_outside(
-    program: Program, equations: Collection[int], ends: Iterable[Any]
+    program: Program,
+    equations: Collection[int],
+    ends: Iterable[Any],
+    active: Set[Any] | None = None,
 ) -> set[Any]:
     """Return the values that are differentiated outside of some equations.
 
@@ -37,9 +40,11 @@ def differentiated_outside(
         program: The program, differentiated by all its inputs.
         equations: Some of its equations.
         ends: The results that are differentiated; literals among them are ignored.
+        active: The values that a derivative flows through, if that is known.
     """
-    ends = {x for x in ends if is_variable(x)}
-    active, inside = active_variables(program, program.jaxpr.invars, ends), set(equations)
+    ends, inside = {x for x in ends if is_variable(x)}, set(equations)
+    if active is None:
+        active = active_variables(program, program.jaxpr.invars, ends)
     read = {
         x
         for p, eqn in enumerate(program.eqns)
