@@ -40,6 +40,7 @@ def reductions_over_several(program: Program, differentiated: Collection[Any]) -
         if primitive_name(eqn) in _IN_ANY_ORDER
         and eqn.outvars[0] not in differentiated
         and len(_long(eqn)) > 1
+        and eqn.params.get("out_sharding") is None  # of the result, and not of the first step
     ]
 
 
