@@ -39,6 +39,7 @@ from jrc._jaxpr.custom_derivatives import are_linear_rules as are_linear_rules
 from jrc._jaxpr.custom_derivatives import tangents_of as tangents_of
 from jrc._jaxpr.dce import LiveEquation as LiveEquation
 from jrc._jaxpr.dce import live_equations as live_equations
+from jrc._jaxpr.early_slices import early_slices as early_slices
 from jrc._jaxpr.equations import call_name as call_name
 from jrc._jaxpr.equations import exponent_of as exponent_of
 from jrc._jaxpr.equations import has_barrier as has_barrier

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jrc._jaxpr import Program, evaluate, inline_all
-from jrc._jaxpr.early_slices import early_slices
+from jrc._jaxpr import Program, early_slices, evaluate, inline_all
 from tests.jaxpr.test_independent_axes import SAMPLES
 
 X = np.sin(7 * np.arange(35, dtype=np.float32)).reshape(7, 5)

@@ -11,7 +11,13 @@
 from collections.abc import Collection
 from typing import Any
 
-from jrc._jaxpr import Program, copy_for_readers, form_for_chunks, reductions_over_several
+from jrc._jaxpr import (
+    Program,
+    copy_for_readers,
+    early_slices,
+    form_for_chunks,
+    reductions_over_several,
+)
 from jrc.remat._chunks.chunks import Form
 from jrc.remat._chunks.numbering import copies_with_casts
 
@@ -39,4 +45,7 @@ def program_in_form(program: Program, form: Form) -> Program:
         IndexError: If the program has no such equations.
     """
     new = form_for_chunks(program, [program.steps[k] for k in form.in_steps])
-    return copy_for_readers(new, copies_with_casts(new, form.copies)) if form.copies else new
+    if not form.copies:
+        return new
+    # Where all readers wanted a slice but one, those of a copy may.
+    return early_slices(copy_for_readers(new, copies_with_casts(new, form.copies)))

@@ -19,7 +19,6 @@ from jrc._jaxpr import (
     Dependent,
     Program,
     SplitValues,
-    copy_for_readers,
     in_shard_map,
     inlined_program,
     inner_program,
@@ -47,6 +46,8 @@ from jrc.remat._gradient.activity import active_variables, differentiated_result
 
 _LARGE = 2**24
 """Bytes of a chunk that keep a device busy."""
+_NUMBERS = (Readers.IN_TURN, Readers.WITH_A_NUMBER_IN_COMMON)
+"""Readers that have copies also of what a region makes in slices that are wide themselves."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,7 +149,7 @@ class _Outside(NamedTuple):
 
     def any(self, readers: Readers) -> int:
         """Bytes that copies for some readers may make fewer."""
-        return self.fine if readers is Readers.IN_TURN else self.all
+        return self.fine if readers in _NUMBERS else self.all
 
     def is_less(self, other: "_Outside", readers: Readers) -> bool:
         """Whether copies for some readers have made them fewer."""
@@ -184,6 +185,7 @@ class _RegionSearch:
         perturbed: Sequence[int],
     ) -> list[RegionInside]:
         """The regions of a program in the form in which most wide values are in one."""
+        given = program
         program, split, form = _in_form(program, split, ends, perturbed)
         found = list(self._in_program(program, split, path, ends, perturbed, form))
         if self.devices > 1 and split is None:
@@ -192,16 +194,16 @@ class _RegionSearch:
         whole = _wide_outside(program, narrow, depth, found)
         for readers in Readers:
             held = _held(program, depth, first)
-            if readers is Readers.IN_TURN:
+            if readers in _NUMBERS:
                 held = _held(program, depth, _fine(first, narrow))
             elif readers is Readers.WITH_NARROW_IN_COMMON:
                 held = set()
             copied = copies_of_wide(program, narrow, held, readers) if whole.any(readers) else ()
             if not copied:
                 continue
-            new = copy_for_readers(program, copied)
-            of_new = split and split.of_program(new)
             changed = dataclasses.replace(form, copies=numbered_copies(program, copied))
+            new = program_in_form(given, changed)
+            of_new = split and split.of_program(new)
             more = list(self._in_program(new, of_new, path, ends, perturbed, changed))
             left = _wide_outside(new, narrow, depth, more)
             if left.is_less(whole, readers):

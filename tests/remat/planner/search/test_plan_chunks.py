@@ -271,6 +271,22 @@ def test_a_normalizer_over_all_pairs_has_its_maximum_in_a_loop_of_its_own():
 
 
 @pytest.mark.slow
+def test_the_largest_logit_beside_a_loss_without_the_last_token():
+    """A slice and a maximum of all read the logits of two sequences: each is along the tokens."""
+
+    def fn(table, tokens):
+        logits = jnp.tanh(table[tokens]) @ table.T
+        found = jax.nn.log_softmax(logits[:, :-1])
+        return -jnp.mean(jnp.take_along_axis(found, tokens[:, 1:, None], -1)), jnp.max(logits)
+
+    args = normal(4096, 16), HEAD[2][:512].reshape(2, 256)
+    plan = jrc.plan(fn, *args, budget="30%", has_aux=True)
+    assert plan.chunks and all(each.chunks > 2 for each in plan.chunks)
+    run, wanted = (jax.jit(jax.value_and_grad(f, has_aux=True)) for f in (plan.apply(fn), fn))
+    close(run(*args), wanted(*args))
+
+
+@pytest.mark.slow
 def test_numbers_of_what_nothing_differentiated_makes():
     """Both are of a matrix of data alone: no gradient flows through the maximum."""
 
