@@ -64,6 +64,7 @@ class MadeInside:
         self._program = program
         self._independent_axes = remembered(program, independent_axes)
         self._bytes: dict[Place, int] = {}
+        self._cut: dict[Place, frozenset[Var]] = {}
 
     def axis(self, v: Var, at: int) -> IndependentAxis | None:
         """Return along which axis a value is made in slices; `None` if it is made whole and cut.
@@ -80,15 +81,13 @@ class MadeInside:
             return None
         return self._along(eqn, v, at)
 
-    def cut(self, v: Var, at: int) -> set[Var]:
+    def cut(self, v: Var, at: int) -> frozenset[Var]:
         """Return what is cut for a value: what it is made of in slices, or itself."""
-        axis = self.axis(v, at)
-        if axis is None:
-            return {v}
-        operands = self._program.eqns[self._program.producer[v]].invars
-        pairs = zip(operands, axis.operands, strict=True)
-        read = ((x, a) for x, a in pairs if a is not None and is_variable(x))
-        return {leaf for x, a in read for leaf in self.cut(x, a)}
+        if (v, at) not in self._cut:
+            axis = self.axis(v, at)
+            found = [{v}] if axis is None else [self.cut(*each) for each in self._read(v, axis)]
+            self._cut[v, at] = frozenset().union(*found)
+        return self._cut[v, at]
 
     def bytes(self, v: Var, at: int) -> int:
         """Return the bytes of what is cut: for a value that is made in slices, or itself."""
@@ -100,10 +99,13 @@ class MadeInside:
         axis = self._axis_of_result(v, at)
         if axis is None:
             return nbytes(v.aval)
+        return sum(self.bytes(*each) for each in self._read(v, axis))
+
+    def _read(self, v: Var, axis: IndependentAxis) -> set[Place]:
+        """What of operands is read for a slice of a value."""
         operands = self._program.eqns[self._program.producer[v]].invars
         pairs = zip(operands, axis.operands, strict=True)
-        read = {(x, a) for x, a in pairs if a is not None and is_variable(x)}
-        return sum(self.bytes(x, a) for x, a in read)
+        return {(x, at) for x, at in pairs if at is not None and is_variable(x)}
 
     def _is_read(self, x: Any, at: int) -> bool:
         return is_variable(x) and self.bytes(x, at) > 0

@@ -47,5 +47,5 @@ def program_in_form(program: Program, form: Form) -> Program:
     new = form_for_chunks(program, [program.steps[k] for k in form.in_steps])
     if not form.copies:
         return new
-    # Where all readers wanted a slice but one, those of a copy may.
+    # All readers of a copy may want one slice, where those of the original wanted several.
     return early_slices(copy_for_readers(new, copies_with_casts(new, form.copies)))

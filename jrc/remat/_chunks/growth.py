@@ -193,12 +193,10 @@ class Growth:
 
     def _is_wide_input(self, v: Any, axis: int) -> bool:
         producer = self.program.producer[v]
-        made_inside = self.limits.made_inside
-        is_given = producer == INPUT or producer in self.limits.apart
-        if is_given or made_inside.bytes(v, axis) <= self.narrow:
+        if producer == INPUT or producer in self.limits.apart:
             return False
         # What is read whole is there in any case.
-        cut = made_inside.cut(v, axis).difference(self.whole)
+        cut = self.limits.made_inside.cut(v, axis).difference(self.whole)
         return sum(nbytes(x.aval) for x in cut) > self.narrow
 
     def _find_between(self) -> bool:

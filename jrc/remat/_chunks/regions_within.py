@@ -11,6 +11,7 @@
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
@@ -115,7 +116,7 @@ def regions_within(
     """
     perturbed = range(len(program.jaxpr.invars)) if perturbed is None else perturbed
     search = _RegionSearch(narrow, around_loops, devices)
-    return search.regions(program, split, (), ends, perturbed)
+    return search.regions(_Searched(program, split, (), ends, perturbed))
 
 
 def _held(program: Program, depth: int, regions: Sequence[RegionInside]) -> set[int]:
@@ -147,13 +148,13 @@ class _Outside(NamedTuple):
     all: int
     fine: int
 
-    def any(self, readers: Readers) -> int:
+    def bytes_for(self, readers: Readers) -> int:
         """Bytes that copies for some readers may make fewer."""
         return self.fine if readers in _NUMBERS else self.all
 
     def is_less(self, other: "_Outside", readers: Readers) -> bool:
         """Whether copies for some readers have made them fewer."""
-        return self.all <= other.all and self.any(readers) < other.any(readers)
+        return self.all <= other.all and self.bytes_for(readers) < other.bytes_for(readers)
 
 
 def _wide_outside(
@@ -168,6 +169,41 @@ def _wide_outside(
     return _Outside(outside(regions), outside(_fine(regions, narrow)))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Searched:
+    """A program in which regions are looked for.
+
+    Attributes:
+        program: The program.
+        split: How devices split its values.
+        path: The loops around it.
+        ends: Which of its results are differentiated.
+        perturbed: The inputs that they are differentiated by.
+    """
+
+    program: Program
+    split: SplitValues | None
+    path: tuple[int, ...]
+    ends: Sequence[int]
+    perturbed: Sequence[int]
+
+    @functools.cached_property
+    def active(self) -> set[Any]:
+        """The values that a derivative flows through."""
+        inputs, results = self.program.jaxpr.invars, self.program.jaxpr.outvars
+        by, wanted = [inputs[i] for i in self.perturbed], [results[i] for i in self.ends]
+        return active_variables(self.program, by, wanted)
+
+    def in_form(self, form: Form) -> "_Searched":
+        """Return the same in a form of the program."""
+        new = program_in_form(self.program, form)
+        if new is self.program:
+            return self
+        return dataclasses.replace(
+            self, program=new, split=self.split and self.split.of_program(new)
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class _RegionSearch:
     """The arguments of `regions_within`."""
@@ -176,21 +212,14 @@ class _RegionSearch:
     around_loops: bool
     devices: int
 
-    def regions(
-        self,
-        program: Program,
-        split: SplitValues | None,
-        path: tuple[int, ...],
-        ends: Sequence[int],
-        perturbed: Sequence[int],
-    ) -> list[RegionInside]:
+    def regions(self, given: _Searched) -> list[RegionInside]:
         """The regions of a program in the form in which most wide values are in one."""
-        given = program
-        program, split, form = _in_form(program, split, ends, perturbed)
-        found = list(self._in_program(program, split, path, ends, perturbed, form))
-        if self.devices > 1 and split is None:
+        form = form_for(given.program, given.active)
+        program = given.in_form(form).program
+        found = list(self._in_form(given, form))
+        if self.devices > 1 and given.split is None:
             return found
-        narrow, depth, first = self.narrow * self.devices, len(path), found
+        narrow, depth, first = self.narrow * self.devices, len(given.path), found
         whole = _wide_outside(program, narrow, depth, found)
         for readers in Readers:
             held = _held(program, depth, first)
@@ -198,28 +227,21 @@ class _RegionSearch:
                 held = _held(program, depth, _fine(first, narrow))
             elif readers is Readers.WITH_NARROW_IN_COMMON:
                 held = set()
-            copied = copies_of_wide(program, narrow, held, readers) if whole.any(readers) else ()
+            is_left = whole.bytes_for(readers) > 0
+            copied = copies_of_wide(program, narrow, held, readers) if is_left else ()
             if not copied:
                 continue
-            changed = dataclasses.replace(form, copies=numbered_copies(program, copied))
-            new = program_in_form(given, changed)
-            of_new = split and split.of_program(new)
-            more = list(self._in_program(new, of_new, path, ends, perturbed, changed))
-            left = _wide_outside(new, narrow, depth, more)
+            new = dataclasses.replace(form, copies=numbered_copies(program, copied))
+            more = list(self._in_form(given, new))
+            left = _wide_outside(given.in_form(new).program, narrow, depth, more)
             if left.is_less(whole, readers):
                 found, whole = more, left
         return found
 
-    def _in_program(
-        self,
-        program: Program,
-        split: SplitValues | None,
-        path: tuple[int, ...],
-        ends: Sequence[int],
-        perturbed: Sequence[int],
-        form: Form,
-    ) -> Iterator[RegionInside]:
-        active = _active(program, ends, perturbed)
+    def _in_form(self, given: _Searched, form: Form) -> Iterator[RegionInside]:
+        searched = given.in_form(form)
+        program, split, path = searched.program, searched.split, searched.path
+        ends, perturbed, active = searched.ends, searched.perturbed, searched.active
         results = program.jaxpr.outvars
         loops = {}
         for k, p in enumerate(program.steps):
@@ -243,7 +265,7 @@ class _RegionSearch:
                 lambda region: devices.placed(region, path) is not None,
             ):
                 found = devices.placed(region, path)
-                assert found is not None
+                assert found is not None  # it was accepted
                 yield dataclasses.replace(found, forms=(form,))
                 held.update(region.equations)
         for p, inside in loops.items():
@@ -262,7 +284,8 @@ class _RegionSearch:
         after = is_active[consts : consts + carried]
         made = [v in active for v in eqn.outvars[carried:]]
         ends = [i for i, flag in enumerate([*after, *made]) if flag]
-        return self.regions(body, split and split.inside(eqn, body), path, ends, perturbed)
+        inside = split and split.inside(eqn, body)
+        return self.regions(_Searched(body, inside, path, ends, perturbed))
 
     def _in_shard_map(
         self, eqn: Any, ends: Sequence[int], path: tuple[int, ...], active: Set[Any]
@@ -273,7 +296,7 @@ class _RegionSearch:
         perturbed = [i for i, x in enumerate(eqn.invars) if is_variable(x) and x in active]
 
         def found(jaxpr: Any) -> list[RegionInside]:
-            return search.regions(inlined_program(jaxpr), None, path, ends, perturbed)
+            return search.regions(_Searched(inlined_program(jaxpr), None, path, ends, perturbed))
 
         return in_shard_map(eqn, found)
 
@@ -289,8 +312,10 @@ def region_of_loss(
         split: How devices split the values; `None` on one device.
         perturbed: The inputs that the loss is differentiated by.
     """
-    program, split, form = _in_form(program, split, [0], perturbed)
-    devices = _Devices(program, split, 1)
+    given = _Searched(program, split, (), [0], perturbed)
+    form = form_for(program, given.active)
+    searched = given.in_form(form)
+    devices = _Devices(searched.program, searched.split, 1)
     region = region_of_widest(
         devices.part,
         narrow,
@@ -301,20 +326,6 @@ def region_of_loss(
     )
     found = None if region is None else devices.placed(region, ())
     return found and dataclasses.replace(found, forms=(form,))
-
-
-def _in_form(
-    program: Program, split: SplitValues | None, ends: Sequence[int], perturbed: Sequence[int]
-) -> tuple[Program, SplitValues | None, Form]:
-    form = form_for(program, _active(program, ends, perturbed))
-    new = program_in_form(program, form)
-    return new, split if split is None or new is program else split.of_program(new), form
-
-
-def _active(program: Program, ends: Sequence[int], perturbed: Sequence[int]) -> set[Any]:
-    """The values that a derivative flows through, by the positions of results and inputs."""
-    inputs, results = program.jaxpr.invars, program.jaxpr.outvars
-    return active_variables(program, [inputs[i] for i in perturbed], [results[i] for i in ends])
 
 
 class _Devices:

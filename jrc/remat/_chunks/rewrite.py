@@ -66,18 +66,16 @@ def in_chunks(
     """
     if not choices:
         return evaluate(program.jaxpr)
-    return _in_chunks(program, choices, program.jaxpr.outvars[:1], plan_one)
+    return _in_chunks(program, choices, [0], plan_one)
 
 
 def _in_chunks(
     program: Program,
     choices: Sequence[Chunks],
-    differentiated: Sequence[Any],
+    which: Iterable[int],
     plan_one: PlanOne = as_it_is,
 ) -> Callable[..., list[Any]]:
-    """Like `in_chunks`; of `differentiated`, results of the program, all derivatives are wanted."""
-    number = {v: i for i, v in enumerate(program.jaxpr.outvars) if is_variable(v)}
-    which = [number[v] for v in differentiated if v in number]
+    """Like `in_chunks`; of the results at `which` all derivatives are wanted."""
     program = _in_form(program, choices[0])
     differentiated = [program.jaxpr.outvars[i] for i in which]
     here = [each for each in choices if not each.path]
@@ -272,8 +270,7 @@ def _inside_in_chunks(
     jaxpr: Any, choices: Sequence[Chunks], which: Iterable[int]
 ) -> Callable[..., list[Any]]:
     """A program inside of an equation; of its results those at `which` are differentiated."""
-    body = inlined_program(jaxpr)
-    return _in_chunks(body, choices, [body.jaxpr.outvars[i] for i in which])
+    return _in_chunks(inlined_program(jaxpr), choices, which)
 
 
 def region_of(program: Program, choice: Chunks) -> tuple[Slices, list[Any]]:
