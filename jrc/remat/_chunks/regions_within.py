@@ -199,9 +199,8 @@ class _Searched:
         new = program_in_form(self.program, form)
         if new is self.program:
             return self
-        return dataclasses.replace(
-            self, program=new, split=self.split and self.split.of_program(new)
-        )
+        split = self.split and self.split.of_program(new)
+        return dataclasses.replace(self, program=new, split=split)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,8 +214,8 @@ class _RegionSearch:
     def regions(self, given: _Searched) -> list[RegionInside]:
         """The regions of a program in the form in which most wide values are in one."""
         form = form_for(given.program, given.active)
-        program = given.in_form(form).program
-        found = list(self._in_form(given, form))
+        searched = given.in_form(form)
+        program, found = searched.program, list(self._in_form(searched, form))
         if self.devices > 1 and given.split is None:
             return found
         narrow, depth, first = self.narrow * self.devices, len(given.path), found
@@ -232,14 +231,14 @@ class _RegionSearch:
             if not copied:
                 continue
             new = dataclasses.replace(form, copies=numbered_copies(program, copied))
-            more = list(self._in_form(given, new))
-            left = _wide_outside(given.in_form(new).program, narrow, depth, more)
+            searched = given.in_form(new)
+            more = list(self._in_form(searched, new))
+            left = _wide_outside(searched.program, narrow, depth, more)
             if left.is_less(whole, readers):
                 found, whole = more, left
         return found
 
-    def _in_form(self, given: _Searched, form: Form) -> Iterator[RegionInside]:
-        searched = given.in_form(form)
+    def _in_form(self, searched: _Searched, form: Form) -> Iterator[RegionInside]:
         program, split, path = searched.program, searched.split, searched.path
         ends, perturbed, active = searched.ends, searched.perturbed, searched.active
         results = program.jaxpr.outvars
@@ -255,6 +254,14 @@ class _RegionSearch:
         held: set[int] = set()
         if self.devices == 1 or split is not None:  # else slices might be cut across devices
             devices = _Devices(program, split, self.devices)
+            placed: dict[Region, RegionInside] = {}
+
+            def accepts(region: Region) -> bool:
+                found = devices.placed(region, path)
+                if found is not None:
+                    placed[region] = dataclasses.replace(found, forms=(form,))
+                return found is not None
+
             for region in wide_regions(
                 devices.part,
                 self.narrow * self.devices,
@@ -262,11 +269,9 @@ class _RegionSearch:
                 devices.lies_across,
                 [devices.part.jaxpr.outvars[i] for i in ends],
                 [devices.part.jaxpr.invars[i] for i in perturbed],
-                lambda region: devices.placed(region, path) is not None,
+                accepts,
             ):
-                found = devices.placed(region, path)
-                assert found is not None  # it was accepted
-                yield dataclasses.replace(found, forms=(form,))
+                yield placed[region]
                 held.update(region.equations)
         for p, inside in loops.items():
             if p not in held:
