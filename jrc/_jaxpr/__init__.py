@@ -17,13 +17,15 @@ from jrc._jaxpr.callback_lowering import (
 )
 from jrc._jaxpr.control_flow import can_rebuild as can_rebuild
 from jrc._jaxpr.control_flow import in_shard_map as in_shard_map
+from jrc._jaxpr.control_flow import inputs_of_programs as inputs_of_programs
 from jrc._jaxpr.control_flow import is_manual as is_manual
 from jrc._jaxpr.control_flow import is_unrolled as is_unrolled
 from jrc._jaxpr.control_flow import loop_parts as loop_parts
 from jrc._jaxpr.control_flow import mesh_of_shard_map as mesh_of_shard_map
 from jrc._jaxpr.control_flow import rebuild as rebuild
-from jrc._jaxpr.control_flow import with_inner_program as with_inner_program
+from jrc._jaxpr.control_flow import replaceable_programs as replaceable_programs
 from jrc._jaxpr.control_flow import with_mapped_program as with_mapped_program
+from jrc._jaxpr.control_flow import with_programs as with_programs
 from jrc._jaxpr.copy_for_readers import CopyForReader as CopyForReader
 from jrc._jaxpr.copy_for_readers import copy_for_readers as copy_for_readers
 from jrc._jaxpr.cost import equation_cost as equation_cost

@@ -8,7 +8,7 @@
 [3.0]
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -74,9 +74,31 @@ def is_unrolled(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "scan" and eqn.params["unroll"] != 1
 
 
-def with_inner_program(eqn: JaxprEqn, jaxpr: Jaxpr) -> JaxprEqn:
-    """Return a loop with another body, of the same inputs and results."""
-    return eqn.replace(params=eqn.params | {"jaxpr": jaxpr})
+def replaceable_programs(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
+    """Return the programs inside of an equation that `with_programs` replaces.
+
+    They are the body of a `scan`, the branches of a `cond`, in order, and what a `jax.checkpoint`
+    region computes, except where `jax_remat3` wraps it.
+    """
+    key = _KEYS.get(eqn.primitive.name, "")
+    found = eqn.params.get(key, ())
+    return found if isinstance(found, tuple) else (found,)
+
+
+def with_programs(eqn: JaxprEqn, new: Mapping[int, Jaxpr]) -> JaxprEqn:
+    """Return an equation with some of its `replaceable_programs` replaced, by their numbers.
+
+    Each has the inputs and results of that which it takes the place of.
+    """
+    programs = tuple(new.get(i, each) for i, each in enumerate(replaceable_programs(eqn)))
+    key = _KEYS[eqn.primitive.name]
+    is_one = not isinstance(eqn.params[key], tuple)
+    return eqn.replace(params=eqn.params | {key: programs[0] if is_one else programs})
+
+
+def inputs_of_programs(eqn: JaxprEqn) -> list[Any]:
+    """Return the operands that are the inputs of an equation's `replaceable_programs`."""
+    return eqn.invars[1:] if eqn.primitive.name == "cond" else eqn.invars
 
 
 def mesh_of_shard_map(eqn: JaxprEqn) -> Any:
@@ -169,6 +191,8 @@ def _jit(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:
     return run(eqn.params["jaxpr"])
 
 
+_KEYS = {"scan": "jaxpr", "cond": "branches", "remat2": "jaxpr"}
+"""Under which parameter an equation has the programs that may be replaced."""
 _FORMS: dict[str, Callable[[JaxprEqn, Callable[[Jaxpr], Run]], Run]] = {
     "cond": _cond,
     "shard_map": _shard_map,

@@ -13,30 +13,21 @@ are computed from the states of 8,191 tokens at once, one axis goes through all 
 [('slice', (3, 3)), ('dot_general', (3, 50)), ('tanh', (3, 50)), ('reduce_sum', ())]
 """
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jax.extend.core import JaxprEqn, Var
+from jax.extend.core import JaxprEqn
 
 from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
+from jrc._jaxpr.axis_slices import AxisSlice, slice_equation
 from jrc._jaxpr.custom_derivatives import are_linear_rules
 from jrc._jaxpr.equations import has_effects
 from jrc._jaxpr.independent_axes import independent_axes
 from jrc._jaxpr.primitives import facts_of, primitive_name
 from jrc._jaxpr.program import Program
 from jrc._jaxpr.slice_program import on_slice
-
-
-@dataclasses.dataclass(frozen=True)
-class _Slice:
-    """A slice of a value: entries `start` to `limit` of an axis."""
-
-    axis: int
-    start: int
-    limit: int
 
 
 def early_slices(program: Program) -> Program:
@@ -67,9 +58,9 @@ class _Wanted:
     """
 
     def __init__(self, program: Program) -> None:
-        self.axes: dict[int, tuple[IndependentAxis, _Slice]] = {}
+        self.axes: dict[int, tuple[IndependentAxis, AxisSlice]] = {}
         self.absorbed: set[int] = set()
-        self._read: dict[Any, _Slice | None] = {}
+        self._read: dict[Any, AxisSlice | None] = {}
         self._want(program.jaxpr.outvars, None)
         live = program.live()
         for p in reversed(range(len(program.eqns))):
@@ -81,11 +72,11 @@ class _Wanted:
             if wanted and live[p] and made in self.axes and self._read[x] == wanted:
                 self.absorbed.add(p)
 
-    def of(self, v: Any) -> _Slice | None:
+    def of(self, v: Any) -> AxisSlice | None:
         """The slice of a value that all want; `None` if one of them wants it whole."""
         return self._read.get(v)
 
-    def _want(self, atoms: Iterable[Any], part: _Slice | None) -> None:
+    def _want(self, atoms: Iterable[Any], part: AxisSlice | None) -> None:
         for x in filter(is_variable, atoms):
             self._read[x] = part if self._read.get(x, part) == part else None
 
@@ -104,10 +95,10 @@ class _Wanted:
         is_product = facts_of(eqn).is_contraction
         for x, at in zip(eqn.invars, axis.operands, strict=True):
             is_sliced = at is not None and not is_product
-            self._want([x], dataclasses.replace(found, axis=at) if is_sliced else None)
+            self._want([x], found.along(at) if is_sliced else None)
 
 
-def _slice_of(eqn: JaxprEqn) -> _Slice | None:
+def _slice_of(eqn: JaxprEqn) -> AxisSlice | None:
     """The slice that an equation takes of one axis, if that is all that it does."""
     if primitive_name(eqn) != "slice" or not is_variable(eqn.invars[0]):
         return None
@@ -118,12 +109,12 @@ def _slice_of(eqn: JaxprEqn) -> _Slice | None:
     cut = [i for i, n in enumerate(shape) if limits[i] - starts[i] < n]
     if len(cut) != 1 or any(n != 1 for n in strides or ()):
         return None
-    return _Slice(cut[0], starts[cut[0]], limits[cut[0]])
+    return AxisSlice(cut[0], starts[cut[0]], limits[cut[0]])
 
 
-def _axis(eqn: JaxprEqn, part: _Slice) -> IndependentAxis | None:
+def _axis(eqn: JaxprEqn, part: AxisSlice) -> IndependentAxis | None:
     """The axis of an equation whose results are wanted in slices."""
-    if has_effects(eqn) or facts_of(eqn).is_collective or _lies_across(eqn, part.axis):
+    if has_effects(eqn) or facts_of(eqn).is_collective or _are_split(eqn, part.axis):
         return None
     if not are_linear_rules([eqn]):
         return None  # a gradient may come from a row that nothing reads
@@ -139,10 +130,14 @@ def _axis(eqn: JaxprEqn, part: _Slice) -> IndependentAxis | None:
     return None
 
 
-def _lies_across(eqn: JaxprEqn, axis: int) -> bool:
-    """Whether the types of results say that the axis is split over devices."""
-    specs = [getattr(getattr(v.aval, "sharding", None), "spec", ()) for v in eqn.outvars]
-    return any(spec[axis : axis + 1] not in ((), (None,)) for spec in map(tuple, specs))
+def _are_split(eqn: JaxprEqn, axis: int) -> bool:
+    return any(lies_across(v, axis) for v in eqn.outvars)
+
+
+def lies_across(v: Any, axis: int) -> bool:
+    """Return whether the type of a value says that an axis is split over devices."""
+    spec = tuple(getattr(getattr(v.aval, "sharding", None), "spec", ()))
+    return spec[axis : axis + 1] not in ((), (None,))
 
 
 class _Rewriting:
@@ -151,8 +146,7 @@ class _Rewriting:
     def __init__(self, program: Program, wanted: _Wanted) -> None:
         self._program, self._wanted = program, wanted
         self._eqns: list[JaxprEqn] = []
-        self._parts: dict[tuple[Any, _Slice], Any] = {}
-        self._any_slice = program.eqns[min(wanted.absorbed)]
+        self._parts: dict[tuple[Any, AxisSlice], Any] = {}
 
     def program(self) -> Any:
         """The rewritten program."""
@@ -174,10 +168,10 @@ class _Rewriting:
     def _whole(self, atoms: Sequence[Any]) -> list[Any]:
         return [self._parts.get((x, _ALL), x) if is_variable(x) else x for x in atoms]
 
-    def _on_slice(self, eqn: JaxprEqn, axis: IndependentAxis, part: _Slice) -> None:
+    def _on_slice(self, eqn: JaxprEqn, axis: IndependentAxis, part: AxisSlice) -> None:
         share = Fraction(part.limit - part.start, axis.parts)
         invars = [
-            x if at is None else self._part(x, dataclasses.replace(part, axis=at), eqn)
+            x if at is None else self._part(x, part.along(at), eqn)
             for x, at in zip(self._whole(eqn.invars), axis.operands, strict=True)
         ]
         eqns, outvars = on_slice(eqn, axis, share, invars)
@@ -185,25 +179,14 @@ class _Rewriting:
         for v, new in zip(eqn.outvars, outvars, strict=True):
             self._parts[v, part] = new
 
-    def _part(self, x: Any, part: _Slice, reader: JaxprEqn) -> Any:
+    def _part(self, x: Any, part: AxisSlice, reader: JaxprEqn) -> Any:
         """A slice of a value, made where it is read first."""
         if (x, part) not in self._parts:
-            shape = list(shape_of(x))
-            starts, limits = [0 for _ in shape], list(shape)
-            starts[part.axis], limits[part.axis] = part.start, part.limit
-            shape[part.axis] = part.limit - part.start
-            found = self._parts[x, part] = Var(x.aval.update(shape=tuple(shape)))
-            params = {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
-            self._eqns.append(
-                self._any_slice.replace(
-                    invars=[x],
-                    outvars=[found],
-                    params=params | {"strides": None},
-                    source_info=reader.source_info,
-                )
-            )
+            eqn = slice_equation(x, part)
+            self._eqns.append(eqn.replace(source_info=reader.source_info))
+            (self._parts[x, part],) = eqn.outvars
         return self._parts[x, part]
 
 
-_ALL = _Slice(-1, 0, 0)
+_ALL = AxisSlice(-1, 0, 0)
 """All of a value, in the place of a slice of it."""

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Collection
 
 from jrc._jaxpr.early_slices import early_slices
+from jrc._jaxpr.late_pads import late_pads
 from jrc._jaxpr.program import Program
 from jrc._jaxpr.reductions_in_steps import with_reductions_in_steps
 from jrc._jaxpr.transposed_operands import with_operands_as_they_lie
@@ -18,7 +19,7 @@ _FOUND: weakref.WeakKeyDictionary[Program, _Forms] = weakref.WeakKeyDictionary()
 
 
 def form_for_chunks(program: Program, in_steps: Collection[int] = ()) -> Program:
-    """Return the program with early slices, reductions in steps, and no transposed operands.
+    """Return the program with early slices and late pads, and with no transposed operands.
 
     Args:
         program: The program, without `jit` calls.
@@ -29,6 +30,7 @@ def form_for_chunks(program: Program, in_steps: Collection[int] = ()) -> Program
     """
     key, found = frozenset(in_steps), _FOUND.setdefault(program, {})
     if key not in found:
-        new = early_slices(with_reductions_in_steps(with_operands_as_they_lie(program), key))
+        new = with_reductions_in_steps(with_operands_as_they_lie(program), key)
+        new = late_pads(early_slices(new))
         found[key] = None if new is program else new
     return found[key] or program

@@ -20,7 +20,7 @@ from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec
 
 from jrc._jaxpr.atoms import is_variable, shape_of
-from jrc._jaxpr.control_flow import loop_parts
+from jrc._jaxpr.control_flow import inputs_of_programs, loop_parts
 from jrc._jaxpr.equations import sharding_of
 from jrc._jaxpr.independent_axes import independent_axes
 from jrc._jaxpr.program import Program
@@ -69,16 +69,18 @@ class SplitValues:
         return SplitValues(program, {v: self.of(v) for v in inputs}, data, self.names)
 
     def inside(self, eqn: JaxprEqn, body: Program) -> "SplitValues":
-        """Return how the values of a loop's body are split.
+        """Return how the values of a program inside of an equation are split.
 
         Args:
-            eqn: The loop, a `scan` of the program.
-            body: Its body.
+            eqn: A loop, a conditional or a `jax.checkpoint` region of the program.
+            body: Its body, a branch, or what it computes.
         """
-        consts, carried = loop_parts(eqn)
+        operands = inputs_of_programs(eqn)
+        is_loop = eqn.primitive.name == "scan"
+        consts, carried = loop_parts(eqn) if is_loop else (len(operands), 0)
         given: dict[Any, Split] = {}
         data = []
-        for i, (v, x) in enumerate(zip(body.jaxpr.invars, eqn.invars, strict=True)):
+        for i, (v, x) in enumerate(zip(body.jaxpr.invars, operands, strict=True)):
             split = self.of(x) if is_variable(x) else _whole(x)
             is_data = is_variable(x) and x in self.data
             if consts <= i < consts + carried:

@@ -84,6 +84,8 @@ class Limits:
         taken: Equations of other regions.
         failed: Values around which there is no region along an axis; no region may make them.
         met: Equations of other regions at which the last growth ended, along any axis.
+        wide_sums: Whether sums over the axis may leave that are wide.
+        met_wide_sum: Whether a growth came to such a sum, and they may not.
     """
 
     program: Program
@@ -96,6 +98,23 @@ class Limits:
     taken: set[int] = dataclasses.field(default_factory=set)
     failed: set[tuple[Any, int]] = dataclasses.field(default_factory=set)
     met: set[int] = dataclasses.field(default_factory=set)
+    wide_sums: bool = False
+    met_wide_sum: bool = False
+    _without: "dict[Region, Limits]" = dataclasses.field(default_factory=dict)
+
+    def without(self, region: Region) -> "Limits":
+        """Return the limits of regions that hold one; what failed around that one fails again.
+
+        Args:
+            region: One of those that have their equations.
+        """
+        if region not in self._without:
+            self._without[region] = dataclasses.replace(
+                self, taken=set(), failed=set(), met=set(), _without={}
+            )
+        found = self._without[region]
+        found.taken |= self.taken.difference(region.equations)
+        return found
 
     @functools.cached_property
     def active(self) -> set[Any]:
@@ -109,14 +128,38 @@ class Limits:
         """The same, were all inputs perturbed."""
         return active_variables(self.program, self.program.jaxpr.invars, self.results)
 
+    @functools.cached_property
+    def with_wide_sums(self) -> "Limits":
+        """The same where sums over the axis may leave that are wide."""
+        return dataclasses.replace(self, wide_sums=True, failed=set())
+
     @property
     def results(self) -> Collection[Any]:
         """The results that are differentiated."""
         return self.program.jaxpr.outvars if self.ends is None else self.ends
 
     @functools.cached_property
+    def before_products(self) -> set[int]:
+        """The equations after which, up to numbers, there is a product or a result of the program.
+
+        Products themselves are among them.
+        """
+        program, found = self.program, {len(self.program.eqns)}
+        for p in reversed(range(len(program.eqns))):
+            arrays = (v for v in program.eqns[p].outvars if shape_of(v))
+            after = (c for v in arrays for c in program.consumers.get(v, ()))
+            if is_product(program.eqns[p]) or not found.isdisjoint(after):
+                found.add(p)
+        return found
+
+    @functools.cached_property
     def made_inside(self) -> MadeInside:
         return MadeInside(self.program, independent_axes)
+
+
+def is_product(eqn: Any) -> bool:
+    """Return whether an equation multiplies matrices, or is a convolution."""
+    return facts_of(eqn).is_contraction and equation_flops(eqn) > 0
 
 
 class NoRegion(Exception):
@@ -145,8 +188,12 @@ class Growth:
         self.whole: set[Any] = set()
         self.makers: list[int] = []  # of wide inputs
         self.readers: list[int] = []  # of wide results
-        self._include(self.program.producer[v])
-        self._grow()
+        try:
+            self._include(self.program.producer[v])
+            self._grow()
+        except NoRegion:
+            limits.failed |= self._alike()
+            raise
         before = dict(self.axes), set(self.inside)
         if self._grow_to_sum():
             self._join_sums()
@@ -179,6 +226,22 @@ class Growth:
             p = (self.makers or self.readers).pop()
             if p not in self.inside:
                 self._include(p)
+
+    def _alike(self) -> set[tuple[Any, int]]:
+        """The value, and those around which the same equations would have to join."""
+        found, wanted = {self.wide}, [self.wide]
+        while wanted:
+            x = wanted.pop()
+            for p in (self.program.producer[x], *self.program.consumers.get(x, ())):
+                if p in self.inside:
+                    eqn = self.program.eqns[p]
+                    beside = filter(self.axes.__contains__, {*self.program.reads(p), *eqn.outvars})
+                    more = [
+                        v for v in beside if v not in found and self._is_wide_input(v, self.axes[v])
+                    ]
+                    found.update(more)
+                    wanted += more
+        return {(v, self.axes[v]) for v in found}
 
     def _must_join(self, p: int) -> bool:
         """Whether an equation must join that reads a wide value of the region.
@@ -258,6 +321,10 @@ class Growth:
                 if (v, at) in self.limits.failed or self.limits.lies_across(v, at):
                     raise NoRegion
             if nbytes(v.aval) > self.narrow:
+                if axis.is_summed:  # it has all its bytes whatever reads it
+                    self.limits.met_wide_sum = True
+                    if self.limits.wide_sums:
+                        continue
                 self.readers += filter(self._must_join, self.program.consumers.get(v, ()))
 
     def _moved_from(self, x: Any) -> Iterator[Any]:
@@ -281,12 +348,13 @@ class Growth:
                 leaving = [v for v in self._leaving() if shape_of(v)]
                 if not leaving:
                     return not any(map(shape_of, self._leaving()))
-                for v in leaving:
-                    for c in self.program.consumers[v]:
-                        if c not in self.inside:
-                            if c < len(self.program.eqns) and self._is_product(c):
-                                return False
-                            self._include(c)
+                readers = [c for v in leaving for c in self.program.consumers[v]]
+                outside = [c for c in readers if c not in self.inside]
+                if not self.limits.before_products.isdisjoint(outside):
+                    return False
+                for c in outside:
+                    if c not in self.inside:
+                        self._include(c)
                 self._grow()
         except NoRegion:
             return False
@@ -315,10 +383,6 @@ class Growth:
         limits = self.limits
         found = differentiated_outside(self.program, inside, limits.results, limits.active_by_all)
         return sum(v in found for p in inside for v in self.program.eqns[p].outvars)
-
-    def _is_product(self, p: int) -> bool:
-        eqn = self.program.eqns[p]
-        return facts_of(eqn).is_contraction and equation_flops(eqn) > 0
 
     def _width(self) -> int:
         """Bytes that are live at once inside, the most; of results only those of a forward pass."""

@@ -14,13 +14,12 @@ after which nothing but a sum over the axis follows, such as a loss, takes that 
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, nbytes, shape_of
 from jrc.remat._chunks.growth import Growth, Limits, NoRegion, Region, anywhere, nowhere
-from jrc.remat._chunks.turns import can_run_in_turn
+from jrc.remat._chunks.turns import waits_for_itself
 
 
 def wide_regions(
@@ -62,10 +61,9 @@ def wide_regions(
                 region, held = _with_another(limits, v, found)
             if region is None:
                 continue
-            new = [*(each for each in found if each not in held), region]
-            reads, equations = zip(*((x.slices.read, x.equations) for x in new), strict=True)
-            if can_run_in_turn(program, reads, equations):
-                found = new
+            others = [each for each in found if each not in held]
+            if not waits_for_itself(program, region, others):
+                found = [*others, region]
                 taken.update(region.equations)
     return sorted(found, key=lambda region: region.equations)
 
@@ -77,9 +75,7 @@ def _with_another(
     for each in found:
         if limits.met.isdisjoint(each.equations):
             continue
-        others = limits.taken.difference(each.equations)
-        alone = dataclasses.replace(limits, taken=others, failed=set(), met=set())
-        region = _best_region(alone, v, each)
+        region = _best_region(limits.without(each), v, each)
         if region is not None:
             return region, [each]
     return None, []
@@ -114,16 +110,23 @@ def region_of_widest(
 
 def _best_region(limits: Limits, v: Any, start: Region | None = None) -> Region | None:
     """The region around a value along the axis that leaves the fewest bytes; with another in it."""
-    regions = []
     limits.met.clear()
+    limits.met_wide_sum = False
+    regions = _regions_around(limits, v, start)
+    if not regions and limits.met_wide_sum:
+        regions = _regions_around(limits.with_wide_sums, v, start)
+    return min(regions, key=lambda each: each.edge + each.bytes / each.parts, default=None)
+
+
+def _regions_around(limits: Limits, v: Any, start: Region | None) -> list[Region]:
+    """The regions around a value, one an axis at most."""
+    regions = []
     for axis, length in enumerate(shape_of(v)):
         if length > 1 and not limits.lies_across(v, axis):
             try:
                 growth = Growth(limits, v, axis, start)
             except NoRegion:
-                limits.failed.add((v, axis))
                 continue
             with contextlib.suppress(NoRegion):
                 regions.append(growth.region())
-    regions = list(filter(limits.accepts, regions))
-    return min(regions, key=lambda each: each.edge + each.bytes / each.parts, default=None)
+    return list(filter(limits.accepts, regions))

@@ -11,7 +11,6 @@
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
@@ -22,12 +21,11 @@ from jrc._jaxpr import (
     SplitValues,
     in_shard_map,
     inlined_program,
-    inner_program,
     is_manual,
     is_variable,
-    loop_parts,
     nbytes,
     primitive_name,
+    replaceable_programs,
     same_values,
     shape_of,
     without_mesh_axes,
@@ -38,12 +36,13 @@ from jrc.remat._chunks.chunks import Chunks, Form
 from jrc.remat._chunks.chunks_of_region import chunks_of
 from jrc.remat._chunks.copies import Readers, copies_of_wide
 from jrc.remat._chunks.counts import chunk_count
-from jrc.remat._chunks.form import form_for, program_in_form
+from jrc.remat._chunks.form import form_for
 from jrc.remat._chunks.growth import Region
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_alone, sharded_region
 from jrc.remat._chunks.numbering import numbered_copies
 from jrc.remat._chunks.regions import region_of_widest, wide_regions
-from jrc.remat._gradient.activity import active_variables, differentiated_results
+from jrc.remat._chunks.searched_program import SearchedProgram
+from jrc.remat._gradient.activity import differentiated_results
 
 _LARGE = 2**24
 """Bytes of a chunk that keep a device busy."""
@@ -116,7 +115,7 @@ def regions_within(
     """
     perturbed = range(len(program.jaxpr.invars)) if perturbed is None else perturbed
     search = _RegionSearch(narrow, around_loops, devices)
-    return search.regions(_Searched(program, split, (), ends, perturbed))
+    return search.regions(SearchedProgram(program, split, (), ends, perturbed))
 
 
 def _held(program: Program, depth: int, regions: Sequence[RegionInside]) -> set[int]:
@@ -169,49 +168,16 @@ def _wide_outside(
     return _Outside(outside(regions), outside(_fine(regions, narrow)))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Searched:
-    """A program in which regions are looked for.
-
-    Attributes:
-        program: The program.
-        split: How devices split its values.
-        path: The loops around it.
-        ends: Which of its results are differentiated.
-        perturbed: The inputs that they are differentiated by.
-    """
-
-    program: Program
-    split: SplitValues | None
-    path: tuple[int, ...]
-    ends: Sequence[int]
-    perturbed: Sequence[int]
-
-    @functools.cached_property
-    def active(self) -> set[Any]:
-        """The values that a derivative flows through."""
-        inputs, results = self.program.jaxpr.invars, self.program.jaxpr.outvars
-        by, wanted = [inputs[i] for i in self.perturbed], [results[i] for i in self.ends]
-        return active_variables(self.program, by, wanted)
-
-    def in_form(self, form: Form) -> "_Searched":
-        """Return the same in a form of the program."""
-        new = program_in_form(self.program, form)
-        if new is self.program:
-            return self
-        split = self.split and self.split.of_program(new)
-        return dataclasses.replace(self, program=new, split=split)
-
-
 @dataclasses.dataclass(frozen=True)
 class _RegionSearch:
-    """The arguments of `regions_within`."""
+    """The arguments of `regions_within`, and the regions of programs inside that were found."""
 
     narrow: int
     around_loops: bool
     devices: int
+    inside: dict[Any, list[RegionInside]] = dataclasses.field(default_factory=dict)
 
-    def regions(self, given: _Searched) -> list[RegionInside]:
+    def regions(self, given: SearchedProgram) -> list[RegionInside]:
         """The regions of a program in the form in which most wide values are in one."""
         form = form_for(given.program, given.active)
         searched = given.in_form(form)
@@ -238,19 +204,19 @@ class _RegionSearch:
                 found, whole = more, left
         return found
 
-    def _in_form(self, searched: _Searched, form: Form) -> Iterator[RegionInside]:
+    def _in_form(self, searched: SearchedProgram, form: Form) -> Iterator[RegionInside]:
         program, split, path = searched.program, searched.split, searched.path
         ends, perturbed, active = searched.ends, searched.perturbed, searched.active
         results = program.jaxpr.outvars
-        loops = {}
+        around = {}
         for k, p in enumerate(program.steps):
-            eqn, inside = program.eqns[p], (*path, k)
-            if primitive_name(eqn) == "scan":
-                loops[p] = self._in_loop(eqn, split, inside, active)
-            elif primitive_name(eqn) == "shard_map":
+            eqn = program.eqns[p]
+            if primitive_name(eqn) == "shard_map":
                 of_part = differentiated_results(program, p, [results[i] for i in ends])
-                loops[p] = self._in_shard_map(eqn, of_part, inside, active)
-        apart = () if self.around_loops else [p for p, inside in loops.items() if inside]
+                around[p] = self._in_shard_map(eqn, of_part, (*path, k), active)
+            elif replaceable_programs(eqn):
+                around[p] = self._inside(searched, k)
+        apart = () if self.around_loops else [p for p, inside in around.items() if inside]
         held: set[int] = set()
         if self.devices == 1 or split is not None:  # else slices might be cut across devices
             devices = _Devices(program, split, self.devices)
@@ -273,35 +239,42 @@ class _RegionSearch:
             ):
                 yield placed[region]
                 held.update(region.equations)
-        for p, inside in loops.items():
+        for p, inside in around.items():
             if p not in held:
                 yield from (dataclasses.replace(x, forms=(form, *x.forms)) for x in inside)
 
-    def _in_loop(
-        self, eqn: Any, split: SplitValues | None, path: tuple[int, ...], active: Set[Any]
-    ) -> list[RegionInside]:
-        body = inlined_program(inner_program(eqn))
-        consts, carried = loop_parts(eqn)
-        is_active = [is_variable(x) and x in active for x in eqn.invars]
-        for i in range(carried):
-            is_active[consts + i] |= eqn.outvars[i] in active
-        perturbed = [i for i, flag in enumerate(is_active) if flag]
-        after = is_active[consts : consts + carried]
-        made = [v in active for v in eqn.outvars[carried:]]
-        ends = [i for i, flag in enumerate([*after, *made]) if flag]
-        inside = split and split.inside(eqn, body)
-        return self.regions(_Searched(body, inside, path, ends, perturbed))
+    def _inside(self, searched: SearchedProgram, k: int) -> list[RegionInside]:
+        """The regions of a loop's body, of the branches of a conditional, or of a region."""
+        found = []
+        for each in searched.inside(k):
+            # A branch is one step more: its number among the branches, which has no form.
+            more = len(each.path) - len(searched.path) - 1
+            for x in self._regions_of(each):
+                path = (*each.path, *x.path[len(each.path) :])
+                found.append(dataclasses.replace(x, path=path, forms=(*more * [Form()], *x.forms)))
+        return found
+
+    def _regions_of(self, inside: SearchedProgram) -> list[RegionInside]:
+        """The regions of a program inside; all forms of that around it have the same."""
+        if inside.split is not None:
+            return self.regions(inside)
+        key = inside.program, tuple(inside.ends), tuple(inside.perturbed), len(inside.path)
+        if key not in self.inside:
+            self.inside[key] = self.regions(inside)
+        return self.inside[key]
 
     def _in_shard_map(
         self, eqn: Any, ends: Sequence[int], path: tuple[int, ...], active: Set[Any]
     ) -> list[RegionInside]:
         if not is_manual(eqn):
             return []
-        search = dataclasses.replace(self, devices=1)
+        search = dataclasses.replace(self, devices=1, inside={})
         perturbed = [i for i, x in enumerate(eqn.invars) if is_variable(x) and x in active]
 
         def found(jaxpr: Any) -> list[RegionInside]:
-            return search.regions(_Searched(inlined_program(jaxpr), None, path, ends, perturbed))
+            return search.regions(
+                SearchedProgram(inlined_program(jaxpr), None, path, ends, perturbed)
+            )
 
         return in_shard_map(eqn, found)
 
@@ -317,7 +290,7 @@ def region_of_loss(
         split: How devices split the values; `None` on one device.
         perturbed: The inputs that the loss is differentiated by.
     """
-    given = _Searched(program, split, (), [0], perturbed)
+    given = SearchedProgram(program, split, (), [0], perturbed)
     form = form_for(program, given.active)
     searched = given.in_form(form)
     devices = _Devices(searched.program, searched.split, 1)

@@ -26,14 +26,14 @@ from jrc._jaxpr import (
     evaluate,
     independent_axes,
     inlined_program,
-    inner_program,
     is_variable,
     primitive_name,
+    replaceable_programs,
     same_values,
     shape_of,
     sliced,
-    with_inner_program,
     with_mapped_program,
+    with_programs,
     without_mesh_axes,
 )
 from jrc.remat._chunks.chunks import Chunks, Place, SplitAxis
@@ -256,14 +256,25 @@ def _with_programs_inside(
             eqns[p] = with_mapped_program(
                 eqns[p], functools.partial(_inside_in_chunks, choices=inside, which=which)
             )
-        elif kind == "scan":
-            body = inner_program(eqns[p])
-            run = _inside_in_chunks(body, inside, range(len(body.outvars)))
-            avals: list[Any] = [v.aval for v in body.invars]
-            eqns[p] = with_inner_program(eqns[p], jax.make_jaxpr(run)(*avals))
+        elif p < len(eqns) and replaceable_programs(eqns[p]):
+            eqns[p] = _with_regions_inside(eqns[p], inside)
         else:
             raise ValueError(f"equation {k} has no program inside")
     return program.jaxpr.replace(eqns=eqns)
+
+
+def _with_regions_inside(eqn: Any, choices: Sequence[Chunks]) -> Any:
+    """A loop, a conditional or a `jax.checkpoint` region with regions in chunks inside."""
+    programs, of_program = replaceable_programs(eqn), {0: list(choices)}
+    if primitive_name(eqn) == "cond":
+        of_program = {}
+        for each in choices:
+            of_program.setdefault(each.path[0], []).append(each.inside())
+    new = {}
+    for i, some in of_program.items():
+        run = _inside_in_chunks(programs[i], some, range(len(programs[i].outvars)))
+        new[i] = jax.make_jaxpr(run)(*(v.aval for v in programs[i].invars))
+    return with_programs(eqn, new)
 
 
 def _inside_in_chunks(

@@ -1,39 +1,32 @@
 """Regions of a program that run one after the other."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from jrc._jaxpr import INPUT, Program
+from jrc.remat._chunks.growth import Region
 
 
-def can_run_in_turn(
-    program: Program, read: Sequence[Sequence[Any]], equations: Sequence[Sequence[int]]
-) -> bool:
-    """Return whether no two regions wait for each other, directly or through what stands between.
+def waits_for_itself(program: Program, region: Region, others: Sequence[Region]) -> bool:
+    """Return whether a region needs what it makes, through equations outside or other regions.
 
     Args:
         program: The program.
-        read: Of each region the values that it reads.
-        equations: Its equations.
+        region: The region.
+        others: Other regions, of which none waits for itself.
     """
-    owner = {p: n for n, each in enumerate(equations) for p in each}
-
-    def needed(values: Sequence[Any]) -> set[int]:
-        """The regions that one needs, through equations outside."""
-        wanted, seen, found = list(values), set[int](), set[int]()
-        while wanted:
-            p = program.producer[wanted.pop()]
-            if p == INPUT or p in seen:
-                continue
-            seen.add(p)
-            if p in owner:
-                found.add(owner[p])
-            else:
-                wanted += program.reads(p)
-        return found
-
-    needs = [needed(values) for values in read]  # one that needs itself is never ready
-    done: set[int] = set()
-    while ready := [n for n, need in enumerate(needs) if n not in done and need <= done]:
-        done.update(ready)
-    return len(done) == len(needs)
+    first = region.equations[0]  # the first equation that may need the region
+    for other in sorted(others, key=lambda each: each.equations[-1], reverse=True):
+        if other.equations[-1] > first:
+            first = min(first, other.equations[0])
+    owner: Mapping[int, Region] = {p: each for each in (*others, region) for p in each.equations}
+    wanted, seen = list(region.slices.read), set[int]()
+    while wanted:
+        p = program.producer[wanted.pop()]
+        if p == INPUT or p < first or p in seen:
+            continue
+        around = owner.get(p)
+        if around is region:
+            return True
+        seen.update(around.equations if around else [p])
+        wanted += around.slices.read if around else program.reads(p)
+    return False

@@ -187,9 +187,13 @@ def _distinct_regions(
 ) -> Iterator[list[RegionInside]]:
     """The regions around values wider than each share of the bytes, where they are others."""
     found: set[Any] = set()
+    regions: list[RegionInside] = []
     program = problem.function.traced.program
-    for share, around in itertools.product(SETTINGS.chunk_shares, sorted({False, may_be_all})):
-        narrow = max(int(share * temporaries), SETTINGS.least_chunk)
+    sizes = (int(share * temporaries) for share in SETTINGS.chunk_shares)
+    narrows = dict.fromkeys(max(size, SETTINGS.least_chunk) for size in sizes)
+    for narrow, around in itertools.product(narrows, sorted({False, may_be_all})):
+        if around and not any(x.path for x in regions):
+            continue  # there are no others with nothing inside of loops
         regions = regions_within(
             program,
             narrow,
