@@ -65,6 +65,7 @@ from jrc._jaxpr.inline import inline_marked as inline_marked
 from jrc._jaxpr.inlined_program import inlined_program as inlined_program
 from jrc._jaxpr.known_results import is_relu as is_relu
 from jrc._jaxpr.known_results import with_results_given as with_results_given
+from jrc._jaxpr.late_pads import late_pads as late_pads
 from jrc._jaxpr.made_inside import MadeInside as MadeInside
 from jrc._jaxpr.mark import bind_mark as bind_mark
 from jrc._jaxpr.mark import mark_of as mark_of

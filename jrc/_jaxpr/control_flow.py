@@ -14,6 +14,9 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxpr_as_fun
 
+from jrc._jaxpr.equations import inner_programs, policy_in
+from jrc._jaxpr.primitives import facts_of
+
 Run = Callable[..., Sequence[Any]]
 
 
@@ -78,11 +81,10 @@ def replaceable_programs(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
     """Return the programs inside of an equation that `with_programs` replaces.
 
     They are the body of a `scan`, the branches of a `cond`, in order, and what a `jax.checkpoint`
-    region computes, except where `jax_remat3` wraps it.
+    region computes.
     """
-    key = _KEYS.get(eqn.primitive.name, "")
-    found = eqn.params.get(key, ())
-    return found if isinstance(found, tuple) else (found,)
+    is_known = facts_of(eqn).is_region or eqn.primitive.name in ("scan", "cond")
+    return inner_programs(eqn) if is_known else ()
 
 
 def with_programs(eqn: JaxprEqn, new: Mapping[int, Jaxpr]) -> JaxprEqn:
@@ -91,9 +93,15 @@ def with_programs(eqn: JaxprEqn, new: Mapping[int, Jaxpr]) -> JaxprEqn:
     Each has the inputs and results of that which it takes the place of.
     """
     programs = tuple(new.get(i, each) for i, each in enumerate(replaceable_programs(eqn)))
-    key = _KEYS[eqn.primitive.name]
-    is_one = not isinstance(eqn.params[key], tuple)
-    return eqn.replace(params=eqn.params | {key: programs[0] if is_one else programs})
+    if eqn.primitive.name == "cond":
+        return eqn.replace(params=eqn.params | {"branches": programs})
+    if "jaxpr" in eqn.params:
+        return eqn.replace(params=eqn.params | {"jaxpr": programs[0]})
+    # A region that `jax_remat3` wraps: its types are not only in the program.
+    call, prevent_cse = jaxpr_as_fun(programs[0]), eqn.params["_prim"].prevent_cse
+    region = jax.checkpoint(call, policy=policy_in(eqn), prevent_cse=prevent_cse)
+    (made,) = jax.make_jaxpr(region)(*(x.aval for x in eqn.invars)).eqns
+    return made.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
 
 
 def inputs_of_programs(eqn: JaxprEqn) -> list[Any]:
@@ -191,8 +199,6 @@ def _jit(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> Run:
     return run(eqn.params["jaxpr"])
 
 
-_KEYS = {"scan": "jaxpr", "cond": "branches", "remat2": "jaxpr"}
-"""Under which parameter an equation has the programs that may be replaced."""
 _FORMS: dict[str, Callable[[JaxprEqn, Callable[[Jaxpr], Run]], Run]] = {
     "cond": _cond,
     "shard_map": _shard_map,

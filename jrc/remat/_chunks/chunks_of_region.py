@@ -5,9 +5,9 @@ from typing import Any
 
 from jrc._jaxpr import INPUT, Program, label, nbytes, shape_of
 from jrc.remat._chunks.chunks import Chunks, Shards, SplitAxis
-from jrc.remat._chunks.growth import Region
 from jrc.remat._chunks.in_shards import PartsOf, region_alone
 from jrc.remat._chunks.numbering import without_casts
+from jrc.remat._chunks.region import Region
 
 
 def chunks_of(

@@ -18,7 +18,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from jrc._jaxpr import Program, nbytes, shape_of
-from jrc.remat._chunks.growth import Growth, Limits, NoRegion, Region, anywhere, nowhere
+from jrc.remat._chunks.growth import Growth, NoRegion
+from jrc.remat._chunks.growth_limits import Limits, anywhere, nowhere
+from jrc.remat._chunks.region import Region
 from jrc.remat._chunks.turns import waits_for_itself
 
 

@@ -37,9 +37,9 @@ from jrc.remat._chunks.chunks_of_region import chunks_of
 from jrc.remat._chunks.copies import Readers, copies_of_wide
 from jrc.remat._chunks.counts import chunk_count
 from jrc.remat._chunks.form import form_for
-from jrc.remat._chunks.growth import Region
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_alone, sharded_region
 from jrc.remat._chunks.numbering import numbered_copies
+from jrc.remat._chunks.region import Region
 from jrc.remat._chunks.regions import region_of_widest, wide_regions
 from jrc.remat._chunks.searched_program import SearchedProgram
 from jrc.remat._gradient.activity import differentiated_results

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from jrc._jaxpr import INPUT, Program
-from jrc.remat._chunks.growth import Region
+from jrc.remat._chunks.region import Region
 
 
 def waits_for_itself(program: Program, region: Region, others: Sequence[Region]) -> bool:

@@ -112,6 +112,67 @@ CASES = {
 }  # fmt: skip
 
 
+def block(p, x):
+    """Attention of 4 heads and two layers; the scores are wider than all else."""
+    heads = lambda y: y.reshape(*y.shape[:2], 4, 16).swapaxes(1, 2)  # noqa: E731
+    q, k, v = map(heads, jnp.split(x @ p["qkv"], 3, axis=-1))
+    mask = jnp.where(jnp.tri(x.shape[1]), 0, -1e9)[None, None]
+    scores = q @ k.swapaxes(-1, -2) / 4 + mask
+    x = x + (jax.nn.softmax(scores) @ v).swapaxes(1, 2).reshape(x.shape) @ p["out"]
+    return x + jnp.tanh(x @ p["up"]) @ p["down"]
+
+
+def blocks_in_turn(blocks, x):
+    for i in range(3):
+        x = jax.checkpoint(block)({k: w[i] for k, w in blocks.items()}, x)
+    return x
+
+
+def blocks_in_a_loop(blocks, x):
+    return jax.lax.scan(lambda x, p: (jax.checkpoint(block)(p, x), None), x, blocks)[0]
+
+
+def train_step(blocks):
+    """A step as users write it: a loss without the last logits, its gradient, an update."""
+
+    def loss(p, tokens):
+        logits = blocks(p["blocks"], p["table"][tokens]) @ p["table"].T
+        picked = jnp.take_along_axis(logits[:, :-1], tokens[:, 1:, None], axis=-1)
+        return jnp.mean(jax.nn.logsumexp(logits[:, :-1], axis=-1) - picked[..., 0])
+
+    def step(p, tokens):
+        value, gradient = jax.value_and_grad(loss)(p, tokens)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradient), value
+
+    return step
+
+
+def of_a_branch(pick, x):
+    return jax.lax.switch(pick, [over_the_largest, lambda x: x[:, 0], lambda x: x.sum(1)], x)
+
+
+TOKENS = integers(3, 4096, 512).reshape(2, 256)
+WEIGHTS = {
+    "table": 0.1 * normal(0, 4096, 64),
+    "blocks": {
+        "qkv": 0.1 * normal(1, 3, 64, 192), "out": 0.1 * normal(2, 3, 64, 64),
+        "up": 0.1 * normal(3, 3, 64, 256), "down": 0.1 * normal(4, 3, 256, 64),
+    },
+}  # fmt: skip
+INSIDE = {
+    "steps of checkpointed blocks": (train_step(blocks_in_turn), "11MiB", (WEIGHTS, TOKENS)),
+    "steps of such blocks in a loop": (train_step(blocks_in_a_loop), "9MiB", (WEIGHTS, TOKENS)),
+    "a branch": (of_a_branch, "1MiB", (jnp.int32(0), normal(0, 1024, 4))),
+    "a region that is not differentiated": (
+        lambda x: jax.checkpoint(over_the_largest)(x).sum(), "1MiB", (normal(0, 1024, 4),)
+    ),
+    "a branch in a loop": (
+        lambda x: jax.lax.map(lambda i: of_a_branch(i % 2, x * (i + 1)), jnp.arange(4)), "1MiB",
+        (normal(0, 1024, 4),),
+    ),
+}  # fmt: skip
+
+
 TWO_PASSES = (
     "kernel of mean width", "over the largest", "columns, then rows", "in a loop",
     "over the largest of each",
@@ -131,6 +192,30 @@ def test_a_function_that_does_not_fit(name):
     close(run(*args), jax.jit(fn)(*args))
     memory = run.lower(*args).compile().memory_analysis()
     assert memory.temp_size_in_bytes < plan.verified.peak_bytes
+
+
+@pytest.mark.slow(after=1)
+@pytest.mark.parametrize("name", INSIDE)
+def test_chunks_inside_of_branches_and_of_jax_checkpoint(name):
+    fn, budget, args = INSIDE[name]
+    plan = jrc.plan(fn, *args, budget=budget, argnums=None)
+    assert plan.verified.peak_bytes <= plan.budget < plan.candidates[0].verified.peak_bytes
+    is_around = name == "steps of checkpointed blocks"  # examples may go through all blocks
+    assert is_around or any(each.path for each in plan.chunks)
+    assert jrc.Plan.from_json(plan.to_json()) == plan
+    close(jax.jit(plan.apply(fn))(*args), jax.jit(fn)(*args))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("a branch", "a region that is not differentiated"))
+def test_the_gradient_of_what_has_chunks_inside(name):
+    fn, budget, (*index, x) = INSIDE[name]
+    plan = jrc.plan(fn, *index, x, budget=budget, argnums=None)
+    found, wanted = (
+        jax.jit(jax.grad(lambda x, fn=fn: jnp.sum(jnp.sin(fn(*index, x)))))(x)
+        for fn in (plan.apply(fn), fn)
+    )
+    close(found, wanted)
 
 
 def test_a_function_that_fits_stays_as_it_is_where_chunks_are_no_faster():

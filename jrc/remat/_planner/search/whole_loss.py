@@ -28,7 +28,7 @@ from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.chunks_of_region import chunks_of
 from jrc.remat._chunks.counts import divisors, sizes
 from jrc.remat._chunks.form import program_in_form
-from jrc.remat._chunks.growth import Region
+from jrc.remat._chunks.region import Region
 from jrc.remat._chunks.regions_within import region_of_loss
 from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
 from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised
