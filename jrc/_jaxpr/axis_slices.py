@@ -53,5 +53,11 @@ def pad_equation(x: Any, result: Var, part: AxisSlice) -> JaxprEqn:
     return eqn.replace(invars=[x, literal], outvars=[result])
 
 
+def lies_across(v: Any, axis: int) -> bool:
+    """Return whether the type of a value says that an axis is split over devices."""
+    spec = tuple(getattr(getattr(v.aval, "sharding", None), "spec", ()))
+    return spec[axis : axis + 1] not in ((), (None,))
+
+
 def _plain(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape_of(x), x.aval.dtype)

@@ -21,7 +21,7 @@ from jax.extend.core import JaxprEqn
 
 from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
-from jrc._jaxpr.axis_slices import AxisSlice, slice_equation
+from jrc._jaxpr.axis_slices import AxisSlice, lies_across, slice_equation
 from jrc._jaxpr.custom_derivatives import are_linear_rules
 from jrc._jaxpr.equations import has_effects
 from jrc._jaxpr.independent_axes import independent_axes
@@ -132,12 +132,6 @@ def _axis(eqn: JaxprEqn, part: AxisSlice) -> IndependentAxis | None:
 
 def _are_split(eqn: JaxprEqn, axis: int) -> bool:
     return any(lies_across(v, axis) for v in eqn.outvars)
-
-
-def lies_across(v: Any, axis: int) -> bool:
-    """Return whether the type of a value says that an axis is split over devices."""
-    spec = tuple(getattr(getattr(v.aval, "sharding", None), "spec", ()))
-    return spec[axis : axis + 1] not in ((), (None,))
 
 
 class _Rewriting:

@@ -22,8 +22,7 @@ from jax.extend.core import JaxprEqn
 
 from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
-from jrc._jaxpr.axis_slices import AxisSlice, pad_equation, slice_equation
-from jrc._jaxpr.early_slices import lies_across
+from jrc._jaxpr.axis_slices import AxisSlice, lies_across, pad_equation, slice_equation
 from jrc._jaxpr.equations import has_effects
 from jrc._jaxpr.independent_axes import independent_axes
 from jrc._jaxpr.primitives import facts_of, is_linear_in, primitive_name

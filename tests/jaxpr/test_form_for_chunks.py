@@ -108,6 +108,24 @@ def test_a_reduction_of_all_axes_in_two_steps(name):
     np.testing.assert_allclose(evaluate(new.jaxpr)(x)[0], fn(x)[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+@pytest.mark.parametrize("kind", ["distinct", "equal entries", "nan", "integers"])
+def test_the_place_of_the_largest_of_all_in_two_steps(name, kind):
+    x = np.random.default_rng(0).normal(size=(1, 6, 5, 4)).astype(np.float32)
+    if kind == "equal entries":
+        x = np.round(x)
+    elif kind == "nan":
+        x[0, 4, 3, 2] = x[0, 4, 3, 3] = np.nan
+    elif kind == "integers":
+        x = (10 * x).astype(np.int8)
+    fn = lambda x: getattr(jnp, name)(x)  # noqa: E731
+    program = program_of(fn, x)
+    new = form_for_chunks(program, reductions_over_several(program, ()))
+    assert (6,) in [eqn.outvars[0].aval.shape for eqn in new.eqns]
+    (found,) = jax.jit(evaluate(new.jaxpr))(x)
+    assert found.dtype == fn(x).dtype and found == fn(x) == getattr(np, name)(x)
+
+
 def test_a_maximum_that_is_differentiated_stays():
     """Its derivative goes to equal entries in equal parts, in two steps it would not."""
     x = jnp.zeros((3, 4)).at[0].set(1.0).at[1, 0].set(1.0)

@@ -43,6 +43,10 @@ def nearest_and_diameter(x):
     return jnp.min(d, axis=1), jnp.max(d)
 
 
+def farthest_pair(x):
+    return jnp.unravel_index(jnp.argmax(distances(x)), (len(x), len(x)))
+
+
 def kernel_of_mean_width(x):
     """Sums of a kernel that needs the mean distance first, beside other facts of the distances."""
     d = distances(x)
@@ -96,6 +100,7 @@ CASES = {
         (normal(0, 64, 128), normal(1, 1024, 64)),
     ),
     "nearest and diameter": (nearest_and_diameter, "1MiB", (normal(0, 1024, 4),)),
+    "farthest pair": (farthest_pair, "1MiB", (normal(0, 1024, 4),)),
     "kernel of mean width": (kernel_of_mean_width, "1MiB", (normal(0, 1024, 4),)),
     "over the largest": (over_the_largest, "1MiB", (normal(0, 1024, 4),)),
     "columns, then rows": (columns_then_rows, "1MiB", (normal(0, 1024, 4),)),
@@ -175,7 +180,7 @@ INSIDE = {
 
 TWO_PASSES = (
     "kernel of mean width", "over the largest", "columns, then rows", "in a loop",
-    "over the largest of each",
+    "over the largest of each", "farthest pair",
 )  # fmt: skip
 
 
