@@ -17,6 +17,13 @@ from jrc.remat._planner.solver.option import Option, made
 
 
 @dataclasses.dataclass(frozen=True)
+class Inside:
+    """A way of a loop inside of a region: each step keeps and recomputes as the option says."""
+
+    option: Option
+
+
+@dataclasses.dataclass(frozen=True)
 class Cost:
     """What a choice costs, and what it keeps and runs again."""
 
@@ -33,7 +40,11 @@ def every_choice(graph: CostGraph, options: Mapping[int, Sequence[Option]] | Non
     makers = {v: node for node in graph.nodes for v in node.makes}
     free = [v for v in makers if graph.may_save[v] and not must_keep(graph, makers[v], v)]
     ways = [
-        [*([] if node.has_effects else [None]), *ways_outside(node, options)]
+        [
+            *([] if node.has_effects else [None]),
+            *ways_outside(node, options),
+            *map(Inside, options.get(node.position, [])[:1]),
+        ]
         for node in graph.nodes
         if stands_outside(node)
     ]
@@ -74,6 +85,12 @@ def ways_outside_of(graph, options, option):
     ]
 
 
+def loops_inside_of(options, option):
+    """By position, the options of loops that run under them inside of a region."""
+    loops = [loop for region in option.stages.regions for loop in region.inside]
+    return {k: way for k, some in options.items() for way in some if way.decision in loops}
+
+
 def _way_outside(node, options, option):
     stage = next(each for each in option.stages.stages if node.position in each.equations)
     ways = ways_outside(node, options)
@@ -95,11 +112,13 @@ def cost_of(graph, keep, ways, times=1):
     """The cost of keeping these of the values that are wanted; `None` if that cannot be run.
 
     `ways` has for every construct what is kept of its inside where it stands outside of all
-    regions, and `None` where it is part of one.
+    regions, and `None` where it is part of one; `Inside` of a loop that has a way there.
     """
     nodes = graph.nodes
     constructs = [k for k, node in enumerate(nodes) if stands_outside(node)]
-    outside = {k: way for k, way in zip(constructs, ways, strict=True) if way is not None}
+    chosen = list(zip(constructs, ways, strict=True))
+    outside = {k: way for k, way in chosen if isinstance(way, Option)}
+    inside = {k: way.option for k, way in chosen if isinstance(way, Inside)}
     maker = {v: k for k, node in enumerate(nodes) for v in node.makes}
 
     # What is wanted, and until where: grown until nothing is added.
@@ -142,7 +161,12 @@ def cost_of(graph, keep, ways, times=1):
             return max(size, size - way.saved + way.peak)
         size += sum(graph.recomputed_bytes[v] for v in node.makes if v in until)
         size += sum(width for v, width in node.operands if v in until)
-        return size + (node.inner_bytes or 0) * (k in recomputed)
+        inner = inside[k].peak if k in inside else node.inner_bytes or 0
+        return size + inner * (k in recomputed)
+
+    def early_at(k):
+        """Bytes of what the loops of equation k write into, which is there before them."""
+        return nodes[k].early_bytes + nodes[k].early_again_bytes * (k in recomputed)
 
     def held_at(k):
         """Bytes that lie there from the start of the program on, as a region holds equation k."""
@@ -155,10 +179,11 @@ def cost_of(graph, keep, ways, times=1):
         # The other turns of a loop have kept all that they keep.
         size = (times - 1) * total + sum(kept_at(j) for j in range(firsts[k]))
         size += sum(there_at(j) for j in range(firsts[k], k + 1))
-        size += sum(map(held_at, range(k + 1))) + node.momentary_bytes
-        size += sum(graph.passing_bytes[v] for v in node.makes if v in until)
-        peak = max(peak, size)
+        size += sum(map(held_at, range(k + 1))) + sum(map(early_at, range(k)))
+        here = node.momentary_bytes + sum(graph.passing_bytes[v] for v in node.makes if v in until)
+        peak = max(peak, size + here, size + early_at(k))  # while it is differentiated, and before
     cost = sum(nodes[k].cost for k in recomputed) + sum(way.cost for way in outside.values())
+    cost += sum(way.cost for k, way in inside.items() if k in recomputed)
     return Cost(peak, times * cost, times * total, frozenset(kept), frozenset(recomputed))
 
 
@@ -214,6 +239,8 @@ def node_tables(draw, least=1, most=9, constructs=True):
                 runs_once=has_effects or draw(st.sampled_from([False] * 5 + [True])),
                 has_effects=has_effects,
                 held_bytes=draw(st.sampled_from([0, 30])) if inner_bytes == 0 else 0,
+                early_bytes=0 if inner_bytes is None else draw(st.sampled_from([0, 15])),
+                early_again_bytes=0 if inner_bytes is None else draw(st.sampled_from([0, 9])),
                 momentary_bytes=draw(st.sampled_from([0, 5, 20])),
                 operands=tuple((v, draw(st.integers(1, 50))) for v in sorted(derivative_reads)),
             )

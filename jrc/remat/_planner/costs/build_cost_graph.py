@@ -11,6 +11,8 @@ from jrc._jaxpr import (
     inline_marked,
     inner_program,
     is_variable,
+    loop_parts,
+    nbytes,
     primitive_name,
     tangents_of,
     walk,
@@ -60,7 +62,11 @@ def build_cost_graph(
     for p, size in zip(order, cotangents, strict=True):
         held = 0 if in_loop else compiler.held_for_region(eqns[p])
         given = (number, made, fused, reads, size, results, held, compiler, unit)
-        nodes.append(_node(program, p, active, steps, *given))
+        node = _node(program, p, active, steps, *given)
+        if compiler.makes_loops_early and not in_loop and node.active:
+            early, again = _early_bytes(program, eqns[p], active)
+            node = dataclasses.replace(node, early_bytes=early, early_again_bytes=again)
+        nodes.append(node)
     sizes = tuple(compiler.array_bytes(v.aval) for v in made)
     late = memory_model.values_read_late(nodes, fused)
     read_late = {v for v, is_late in zip(made, late, strict=True) if is_late}
@@ -138,6 +144,21 @@ def _wide_reads(
             is_read = fused[v] and not is_fused
             widest[v] = max(widest[v], reached, sizes[v] if is_read else 0)
     return [wide if wide > size else 0 for wide, size in zip(widest, sizes, strict=True)]
+
+
+def _early_bytes(program: Program, eqn: Any, active: set[Any]) -> tuple[int, int]:
+    """Bytes that the backward loop of a loop writes into, and the loop itself.
+
+    These are gradients of what all steps read and of what they go over, and stacked results.
+    Gradients of the program's inputs are results, which are there from the start anyway.
+    """
+    if primitive_name(eqn) != "scan":
+        return 0, 0
+    consts, carried = loop_parts(eqn)
+    read = [*eqn.invars[:consts], *eqn.invars[consts + carried :]]
+    made = [x for x in read if is_variable(x) and x in active and program.producer[x] != INPUT]
+    stacked = eqn.outvars[carried:]
+    return sum(nbytes(x.aval) for x in made), sum(nbytes(x.aval) for x in stacked)
 
 
 def _beside_derivative(eqn: Any, compiler: Compiler) -> int:

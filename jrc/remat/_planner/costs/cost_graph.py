@@ -27,6 +27,9 @@ class CostNode:
         has_effects: Whether it has an effect, so that no region may hold it.
         held_bytes: Bytes that lie in memory from the start of the program up to its derivative, if
             that is part of a region.
+        early_bytes: Bytes that lie in memory from the start of the program up to its derivative in
+            any case: what the backward loop of a loop writes into.
+        early_again_bytes: The same of its forward loop, if that runs again.
         momentary_bytes: Bytes of cotangents while it is differentiated, or of values without a
             derivative while it runs.
         working_bytes: How many of them are needed inside, by a function whose own derivative is
@@ -46,6 +49,8 @@ class CostNode:
     runs_once: bool = False
     has_effects: bool = False
     held_bytes: int = 0
+    early_bytes: int = 0
+    early_again_bytes: int = 0
     momentary_bytes: int = 0
     working_bytes: int = 0
     gradient_bytes: int = 0

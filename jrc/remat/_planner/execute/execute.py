@@ -18,6 +18,7 @@ from jrc._jaxpr import (
     is_variable,
     nbytes,
     rebuild,
+    with_programs,
 )
 from jrc._tree import is_floating, is_typed_key
 from jrc.remat._planner.execute.run_loop import scan_in_parts, scan_in_segments
@@ -59,6 +60,7 @@ def execute_decision(program: Program, decision: Stages, in_loop: bool = False) 
     """
     # The backward pass of a loop is a loop of its own. With one region nothing in it is computed
     # twice that XLA could merge, and a barrier would keep operands from being fused.
+    program = _with_loops_in_regions(program, decision)
     has_barrier = not in_loop or len(decision.regions) > 1
     region = functools.partial(recomputed_region, has_barrier=has_barrier)
     # What a step saves is stacked, and the backward pass reads it from there.
@@ -89,6 +91,21 @@ def execute_decision(program: Program, decision: Stages, in_loop: bool = False) 
         return program.results(values)
 
     return run
+
+
+def _with_loops_in_regions(program: Program, decision: Stages) -> Program:
+    """The program with the steps of loops that are inside of regions under their decisions."""
+    loops = [loop for region in decision.regions for loop in region.inside]
+    if not loops:
+        return program
+    eqns = list(program.eqns)
+    for loop in loops:
+        p, (body,) = program.steps[loop.equation], bodies(program, loop)
+        assert body.decision is not None
+        run = execute_decision(body.program, body.decision, in_loop=True)
+        avals: list[Any] = [v.aval for v in body.program.jaxpr.invars]
+        eqns[p] = with_programs(eqns[p], {0: jax.make_jaxpr(run)(*avals)})
+    return Program(program.jaxpr.replace(eqns=eqns))
 
 
 def _in_order(program: Program, positions: Sequence[int], values: dict[Any, Any]) -> dict[Any, Any]:

@@ -6,7 +6,7 @@ decisions for the programs inside of it. `bodies` and `walk` go through a progra
 together.
 
 >>> Stages((Region((0, 1, 2), saved=((1, 0),)),)).stage_of(2)
-Region(equations=(0, 1, 2), saved=((1, 0),), recomputed=(), by_name=True)
+Region(equations=(0, 1, 2), saved=((1, 0),), recomputed=(), by_name=True, inside=())
 """
 
 import dataclasses
@@ -30,12 +30,15 @@ class Region:
         recomputed: The equations that the backward pass runs again.
         by_name: Whether the region saves these results under a name, and reads them in its own
             backward pass. Else it is a bare `jax.checkpoint`, and other regions read them.
+        inside: The loops among its equations whose steps run under a decision, so that the region
+            need not hold what all of their steps save.
     """
 
     equations: tuple[int, ...]
     saved: tuple[Place, ...] = ()
     recomputed: tuple[int, ...] = ()
     by_name: bool = True
+    inside: "tuple[Loop, ...]" = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +75,11 @@ class Loop:
     def equations(self) -> tuple[int, ...]:
         """The loop's equation."""
         return (self.equation,)
+
+
+def is_alike(stage: Any) -> bool:
+    """Return whether this is a loop all of whose steps run under one decision, in one segment."""
+    return isinstance(stage, Loop) and len(stage.parts) == 1 and not stage.parts[0].segments
 
 
 @dataclasses.dataclass(frozen=True)

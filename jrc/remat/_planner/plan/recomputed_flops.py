@@ -21,6 +21,7 @@ def recomputed_flops(program: Program, decision: Stages) -> int:
     total = 0
     for region in decision.regions:
         total += sum(program.flops[program.steps[k]] for k in region.recomputed)
+        total += sum(_inside(program, loop) for loop in region.inside)
     for stage in decision.stages:
         if isinstance(stage, Construct):
             total += _inside(program, stage)

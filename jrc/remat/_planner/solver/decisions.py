@@ -1,17 +1,23 @@
 """From the values that are saved to the decision: where regions begin and end."""
 
 import itertools
+import types
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from jrc.remat._planner.costs.cost_graph import CostGraph
-from jrc.remat._planner.plan.decision import LeftToJax, Region, Stage, Stages
+from jrc.remat._planner.plan.decision import LeftToJax, Loop, Region, Stage, Stages
 
 Constructs = Mapping[int, Any]
 """By position, the stage of each construct that stands outside of all regions."""
 
 
-def decision_of(graph: CostGraph, values: frozenset[int], constructs: Constructs) -> Stages:
+def decision_of(
+    graph: CostGraph,
+    values: frozenset[int],
+    constructs: Constructs,
+    inside: Mapping[int, Loop] = types.MappingProxyType({}),
+) -> Stages:
     """Return the decision that saves these values: a region ends where no recomputed one is live.
 
     On accelerators a region of which nothing is recomputed, but what XLA fuses into its readers, is
@@ -21,6 +27,7 @@ def decision_of(graph: CostGraph, values: frozenset[int], constructs: Constructs
         graph: The cost graph.
         values: The variables that are saved.
         constructs: The constructs outside of all regions.
+        inside: By position, the loops in regions whose steps have a decision.
     """
     last_reader, recomputed = recomputation(graph, values, constructs)
     dear = [
@@ -43,7 +50,8 @@ def decision_of(graph: CostGraph, values: frozenset[int], constructs: Constructs
         positions = _positions(graph, part)
         if positions:
             again = tuple(sorted(graph.nodes[k].position for k in part if recomputed[k]))
-            region = Region(positions, _saved(graph, part, values), again)
+            loops = tuple(inside[p] for p in again if p in inside)
+            region = Region(positions, _saved(graph, part, values), again, inside=loops)
             is_light = graph.fuses_passes and not any(dear[k] for k in part)
             stages.append(LeftToJax(positions) if is_light else region)
     return _of_stages(graph, stages)

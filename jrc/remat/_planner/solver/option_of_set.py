@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.memory_model import shared_bytes
@@ -14,7 +15,11 @@ Outside = dict[int, Option]
 
 
 def option_of_set(
-    graph: CostGraph, saved: Collection[int], outside: Outside | None = None, times: int = 1
+    graph: CostGraph,
+    saved: Collection[int],
+    outside: Outside | None = None,
+    times: int = 1,
+    inside: Outside | None = None,
 ) -> Option | None:
     """Return the option that saves given values; `None` where that is not possible.
 
@@ -26,8 +31,9 @@ def option_of_set(
         outside: The constructs outside of regions. One that stands where a recomputed value is
             live is recomputed with that region; so is one that is not among them.
         times: How often the program runs, each time saving its values (the body of a loop).
+        inside: The options of loops whose steps have a decision where they are in a region.
     """
-    return _Walk(graph, saved, times).option(outside or {})
+    return _Walk(graph, saved, times, inside or {}).option(outside or {})
 
 
 def option_of_decision(
@@ -52,9 +58,12 @@ def option_of_decision(
         for each in reversed(some)
         if each.decision == stages.get((k,))
     }
+    loops = {loop for region in decision.regions for loop in region.inside}
+    inside = {k: each for k, some in options.items() for each in some if each.decision in loops}
     # What they make is there, and so are carries.
     there = graph.carries.union(v for node in alone for v in node.makes)
-    return option_of_set(graph, saved_values(graph, decision) | there, left | chosen, times)
+    saved = saved_values(graph, decision) | there
+    return option_of_set(graph, saved, left | chosen, times, inside)
 
 
 def left_to_jax(node: CostNode) -> Option:
@@ -81,8 +90,10 @@ class _Walk:
         saved: Bytes that are saved, of one step of a loop.
     """
 
-    def __init__(self, graph: CostGraph, saved: Collection[int], times: int) -> None:
-        self.graph, self.times = graph, times
+    def __init__(
+        self, graph: CostGraph, saved: Collection[int], times: int, inside: Outside
+    ) -> None:
+        self.graph, self.times, self.inside = graph, times, inside
         self.saves = {v for node in graph.nodes if node.runs_once for v in node.makes}.union(saved)
         self.recomputed: set[int] = set()
         self.values: set[int] = set()
@@ -106,7 +117,9 @@ class _Walk:
             peak=max(self.rest - shared_bytes(self.graph.results, saved), 0),
             saved=self.saved * self.times,
             cost=self.cost * self.times,
-            make_decision=functools.partial(_decision, self.graph, self.values, chosen),
+            make_decision=functools.partial(
+                decision_with, self.graph, self.values, chosen, self.inside
+            ),
             host=sum(option.host for option in chosen.values()) * self.times,
         )
 
@@ -128,7 +141,8 @@ class _Walk:
         self._need(node.late_reads)
         saved = results + option.saved
         self.cost += option.cost
-        self._step(node.momentary_bytes, saved, max(saved, results + option.peak))
+        peak = max(saved, results + option.peak)
+        self._step(node.momentary_bytes, saved, peak, early=node.early_bytes)
 
     def _recompute(self, node: CostNode) -> bool:
         """Step over an equation in a region; return whether that is possible."""
@@ -141,27 +155,44 @@ class _Walk:
         here = results + sum([graph.recomputed_bytes[v] for v in made_again])
         here += sum([size for v, size in node.operands if v not in self.saves])
         if is_recomputed:
-            here += node.inner_bytes or 0
-            self.cost += node.cost
+            option = self.inside.get(node.position)
+            here += option.peak if option else node.inner_bytes or 0
+            self.cost += node.cost + (option.cost if option else 0)
         passing = sum([graph.passing_bytes[v] for v in made_again])
         self.recomputed -= made_again
         held = node.held_bytes if made_again or self.recomputed else 0
-        self._step(node.momentary_bytes + passing, results, here + held, held)
+        early = node.early_bytes + is_recomputed * node.early_again_bytes
+        self._step(node.momentary_bytes + passing, results, here + held, held, early)
         return True
 
     def _saved_results(self, node: CostNode) -> int:
         return sum([self.graph.sizes[v] for v in node.makes if v in self.values])
 
-    def _step(self, momentary: int, saved: int, here: int, held: int = 0) -> None:
+    def _step(self, momentary: int, saved: int, here: int, held: int = 0, early: int = 0) -> None:
         """The recurrence at the head of `solver.py`, of one label."""
         others = self.times - 1
-        self.open = max(self.open, momentary + others * self.saved) + here + others * saved
-        self.rest += self.times * saved + held
+        behind = self.open + early
+        self.open = max(behind, momentary + others * self.saved) + here + others * saved
+        self.rest += self.times * saved + held + early
         if not self.recomputed:
             self.open, self.rest = 0, max(self.open, self.rest)
         self.saved += saved
 
 
-def _decision(graph: CostGraph, values: Collection[int], chosen: Outside) -> Stages:
-    stages = {k: option.decision for k, option in chosen.items()}
-    return decision_of(graph, frozenset(values), stages)
+def decision_with(
+    graph: CostGraph,
+    values: Collection[int],
+    outside: Mapping[int, Option],
+    inside: Mapping[int, Option],
+) -> Stages:
+    """Return the decision that saves values, with an option of each of some constructs.
+
+    Args:
+        graph: The program.
+        values: The values that are saved.
+        outside: The options of constructs outside of all regions, by position.
+        inside: Those of loops inside of them.
+    """
+    stages = {k: option.decision for k, option in outside.items()}
+    loops: dict[int, Any] = {k: option.decision for k, option in inside.items()}
+    return decision_of(graph, frozenset(values), stages, loops)

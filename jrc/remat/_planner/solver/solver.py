@@ -8,15 +8,17 @@ The program is gone through backwards. At each equation, every value that has re
 in one of three states: saved, recomputed, or not needed. For each combination of states the solver
 holds labels, ways to get there, of which those remain that no other dominates (`pareto`):
 
-    peak of an open region   open = max(open, cotangents + passing) + saved + recomputed + inner
-                                    + held
-    peak of all behind       rest = rest + saved + held, and max(rest, open) where a region closes
+    peak of an open region   open = max(open + early, cotangents + passing) + saved + recomputed
+                                    + inner + held
+    peak of all behind       rest = rest + saved + held + early, and max(rest, open) where a region
+                                    closes
     cost                     cost = cost + cost of the equation, if it is recomputed
 
 where `saved` are the bytes of the equation's results that are saved, `recomputed` those that lie in
-memory once recomputed, `inner` the residuals inside of it, and `held` what a region makes the
-compiler hold from the start of the program on. In a loop of n steps the other n - 1
-steps have saved as much, so that `saved` counts n times.
+memory once recomputed, `inner` the residuals inside of it (of a loop whose steps recompute theirs
+what one of them needs), `held` what a region makes the compiler hold from the start of the program
+on, and `early` what loops write into, where the compiler makes that before all else. In a loop of n
+steps the other n - 1 steps have saved as much, so that `saved` counts n times.
 
 The front is exact for one order of the equations and one recomputation of each value, as long as
 nothing is thinned. It is not where a program has more than `decide_every_value` values (only some
@@ -40,11 +42,10 @@ import numpy as np
 
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.memory_model import shared_bytes
-from jrc.remat._planner.plan.decision import Stages
+from jrc.remat._planner.plan.decision import is_alike
 from jrc.remat._planner.settings import SETTINGS, PlannerSettings
-from jrc.remat._planner.solver.decisions import decision_of
 from jrc.remat._planner.solver.option import Option, spread_evenly
-from jrc.remat._planner.solver.option_of_set import left_to_jax
+from jrc.remat._planner.solver.option_of_set import decision_with, left_to_jax
 from jrc.remat._planner.solver.pareto import DecisionTree, Labels, ParetoFilter, falling_cost
 
 Key = frozenset[int]
@@ -131,9 +132,11 @@ class _Solver:
     def _option(self, labels: Labels, i: int, history: Iterable[Any]) -> Option:
         values: set[int] = set()
         chosen: dict[int, Option] = {}
+        inside: dict[int, Option] = {}
         for decision in history:
             if isinstance(decision, tuple):
-                chosen[decision[0]] = decision[1]
+                position, option, is_inside = decision
+                (inside if is_inside else chosen)[position] = option
             else:
                 values.add(decision)
         shared = shared_bytes(self.graph.results, (self.graph.sizes[v] for v in values))
@@ -141,7 +144,7 @@ class _Solver:
             peak=max(int(labels.rest[i]) - shared, 0),
             saved=int(labels.saved[i]) * self.times,
             cost=int(labels.cost[i]) * self.times,
-            make_decision=functools.partial(_decision, self.graph, frozenset(values), chosen),
+            make_decision=functools.partial(decision_with, self.graph, values, chosen, inside),
             host=sum(option.host for option in chosen.values()) * self.times,
         )
 
@@ -164,15 +167,22 @@ class _Solver:
         needed = node.reads if is_recomputed else node.late_reads
         passing_bytes = self.graph.passing_bytes
         for new, decided in self._decided(key, labels, needed):
-            inner = (node.inner_bytes or 0) if is_recomputed else 0
             operands = sum(size for v, size in node.operands if 2 * v in new)
             passing = sum(passing_bytes[v] for v in node.makes if 2 * v in new)
             new, saved, recomputed = self._without_results(node, new)
             is_inside = makes_recomputed or not _is_closed(new)
             held = node.held_bytes if is_inside else 0
-            here = saved + recomputed + inner + operands + held
-            cost = is_recomputed * node.cost
-            yield self._step(node, new, decided, saved, here, passing, cost, held)
+            early = node.early_bytes + is_recomputed * node.early_again_bytes
+            here, cost = saved + recomputed + operands + held, is_recomputed * node.cost
+            inner = (node.inner_bytes or 0) if is_recomputed else 0
+            yield self._step(node, new, decided, saved, here + inner, passing, cost, held, early)
+            option = self.in_region.get(node.position) if is_recomputed else None
+            if option is not None and option.peak < inner:
+                step = self.tree.add(decided.step, (node.position, option, True))
+                some = dataclasses.replace(decided, step=step)
+                cost += option.cost
+                here += option.peak
+                yield self._step(node, new, some, saved, here, passing, cost, held, early)
 
     def _outside(self, node: CostNode, key: Key, labels: Labels) -> Iterable[tuple[Key, Labels]]:
         """The equation between two regions, where all that its derivative reads is saved."""
@@ -182,11 +192,12 @@ class _Solver:
             if not _is_closed(new):
                 continue
             for option in options:
-                step = self.tree.add(decided.step, (node.position, option))
+                step = self.tree.add(decided.step, (node.position, option, False))
                 each = dataclasses.replace(decided, step=step)
                 saved = results + option.saved
                 peak = max(saved, results + option.peak)
-                yield self._step(node, new, each, saved, peak, 0, option.cost)
+                early = node.early_bytes
+                yield self._step(node, new, each, saved, peak, 0, option.cost, 0, early)
 
     def _without_results(self, node: CostNode, key: Key) -> tuple[Key, int, int]:
         """The states before the equation, and bytes of its results: saved, and recomputed."""
@@ -204,13 +215,15 @@ class _Solver:
         here: int,
         passing: int,
         cost: int,
-        held: int = 0,
+        held: int,
+        early: int,
     ) -> tuple[Key, Labels]:
         """The labels before the equation: the recurrence at the head of this file."""
         momentary = node.momentary_bytes + passing
         others = self.times - 1
-        open_ = np.maximum(labels.open, momentary + others * labels.saved) + here + others * saved
-        rest = labels.rest + self.times * saved + held
+        behind = labels.open + early
+        open_ = np.maximum(behind, momentary + others * labels.saved) + here + others * saved
+        rest = labels.rest + self.times * saved + held + early
         if _is_closed(key):
             open_, rest = np.zeros_like(open_), np.maximum(open_, rest)
         return key, Labels(open_, rest, labels.cost + cost, labels.saved + saved, labels.step)
@@ -267,6 +280,17 @@ class _Solver:
         return must, must or self.graph.may_save[v]
 
     @functools.cached_property
+    def in_region(self) -> dict[int, Option]:
+        """By position, the leanest option of each loop that may run under it in a region."""
+        found = {}
+        for position, options in self.options.items():
+            alike = (each for each in options if is_alike(each.decision) and not each.host)
+            option = next(alike, None)
+            if option is not None:
+                found[position] = option
+        return found
+
+    @functools.cached_property
     def makers(self) -> dict[int, CostNode]:
         """The equation that makes each variable."""
         return {v: node for node in self.graph.nodes for v in node.makes}
@@ -296,10 +320,6 @@ class _Solver:
         peak = np.maximum(labels.open, labels.rest) / self.filter.scale
         cost = labels.cost / self.graph.cost
         return [float(np.min(peak + weight * cost)) for weight in self.settings.state_weights]
-
-
-def _decision(graph: CostGraph, values: frozenset[int], chosen: Mapping[int, Option]) -> Stages:
-    return decision_of(graph, values, {k: option.decision for k, option in chosen.items()})
 
 
 def _is_closed(key: Key) -> bool:

@@ -11,6 +11,7 @@ from jrc.remat._planner.solver.option_of_set import (
 from jrc.remat._planner.solver.solver import solve
 from tests.remat.planner.reference_plans import (
     cost_of,
+    loops_inside_of,
     node_tables,
     stands_outside,
     values_of,
@@ -35,7 +36,8 @@ def test_sets_of_the_solver_need_what_it_says(data, times):
         nodes = filter(stands_outside, graph.nodes)
         ways = zip(nodes, ways_outside_of(graph, options, option), strict=True)
         outside = {node.position: way for node, way in ways if way is not None}
-        again = option_of_set(graph, values_of(graph, option), outside, times)
+        inside = loops_inside_of(options, option)
+        again = option_of_set(graph, values_of(graph, option), outside, times, inside)
         assert figures(again) == figures(option)
         assert figures(option_of_decision(graph, option.stages, options, times)) == figures(option)
 

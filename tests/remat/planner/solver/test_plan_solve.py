@@ -23,7 +23,7 @@ from jrc.remat._planner.search.compiled_cost import CompiledCost
 from jrc.remat._planner.search.problem import Problem, Request
 from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver import decisions, solver
+from jrc.remat._planner.solver import decisions, option_of_set
 from jrc.remat._planner.solver.option import Option, made, spread_options
 from jrc.remat._planner.solver.solver import solve
 from tests.remat.graphs import graphs
@@ -149,7 +149,7 @@ def test_a_decision_is_made_once_when_it_is_asked_for(monkeypatch):
         asked.append(args)
         return decisions.decision_of(*args)
 
-    monkeypatch.setattr(solver, "decision_of", decision_of)
+    monkeypatch.setattr(option_of_set, "decision_of", decision_of)
     graph = planned(uneven, [jnp.ones((4, 4))] * 4, jnp.ones((8, 4)))
     found, again = solve(graph), solve(graph)
     assert len(set(found)) == len(found) > 1 and not asked

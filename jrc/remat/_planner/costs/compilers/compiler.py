@@ -92,6 +92,11 @@ class Compiler:
         """Return what lies in memory up to an equation's derivative where a region holds it."""
         return 0
 
+    @property
+    def makes_loops_early(self) -> bool:
+        """Whether what loops write into is made, as zeros, before all else."""
+        return False
+
     def operand_bytes(self, program: Program, var: Any) -> int:
         """Return the bytes of a fused value that are written for a kernel of its own."""
         return self.array_bytes(var.aval)

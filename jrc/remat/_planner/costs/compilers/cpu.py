@@ -18,6 +18,7 @@ class _Cpu(Compiler):
         0.3, 0.15, 0.15, 0.6, 0.02, 0.97, baseline_is_alike=False, mean=0.3, mean_of_baseline=0.3
     )
     recomputed_chunks = 1.0
+    makes_loops_early = True
 
     def held_for_region(self, eqn: Any) -> int:
         """Return what lies in memory up to an equation's derivative where a region holds it.
