@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Literal
 
 from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.axis_slices import AxisSlice, lies_across, pad_equation, slice_equation
+from jrc._jaxpr.cost import nbytes
 from jrc._jaxpr.equations import has_effects
 from jrc._jaxpr.independent_axes import independent_axes
 from jrc._jaxpr.primitives import facts_of, is_linear_in, primitive_name
@@ -86,30 +87,29 @@ class _Rewriting:
         for p, is_live in enumerate(self._program.live()):
             if is_live:
                 self._rewrite(self._program.eqns[p])
-        results = self._program.jaxpr.outvars
-        self._make(results, self._eqns[-1])
+        self._make(self._program.jaxpr.outvars)
         return self._program.jaxpr.replace(eqns=self._eqns)
 
     def _rewrite(self, eqn: JaxprEqn) -> None:
         part = _padded(self._program, eqn)
         if part:
-            self._make(eqn.invars, eqn)
+            self._make(eqn.invars)
             self._parts[eqn.outvars[0]] = eqn.invars[0], part
             return
         found = self._axis(eqn)
         if found:
             self._on_part(eqn, *found)
         else:
-            self._make(eqn.invars, eqn)
+            self._make(eqn.invars)
             self._eqns.append(eqn)
 
-    def _make(self, atoms: Sequence[Any], reader: JaxprEqn) -> None:
+    def _make(self, atoms: Sequence[Any]) -> None:
         """Pad the values that are read."""
         for v in dict.fromkeys(filter(is_variable, atoms)):
             if v in self._parts and v not in self._made:
                 x, part = self._parts[v]
-                eqn = pad_equation(x, v, part)
-                self._eqns.append(eqn.replace(source_info=reader.source_info))
+                source = self._program.eqns[self._program.producer[v]].source_info
+                self._eqns.append(pad_equation(x, v, part).replace(source_info=source))
                 self._made.add(v)
 
     def _axis(self, eqn: JaxprEqn) -> tuple[IndependentAxis, AxisSlice] | None:
@@ -117,8 +117,11 @@ class _Rewriting:
         reads = [is_variable(x) and x in self._parts for x in eqn.invars]
         if not any(reads) or has_effects(eqn) or facts_of(eqn).is_collective:
             return None
-        if not is_linear_in(eqn, reads):
+        if not is_linear_in(eqn, reads) or not _makes_zeros_of_zeros(eqn):
             return None
+        padded = sum(nbytes(x.aval) for x, flag in zip(eqn.invars, reads, strict=True) if flag)
+        if facts_of(eqn).is_contraction and sum(nbytes(v.aval) for v in eqn.outvars) > padded:
+            return None  # the pad of what is narrow would become one of what is wide
         parts = [
             self._parts[x][1] if flag else None for x, flag in zip(eqn.invars, reads, strict=True)
         ]
@@ -149,7 +152,7 @@ class _Rewriting:
             assert at is not None
             self._parts[v] = new, part.along(at)
         if is_product:
-            self._make(eqn.outvars, eqn)
+            self._make(eqn.outvars)
             for v in eqn.outvars:
                 del self._parts[v]
 
@@ -161,6 +164,13 @@ class _Rewriting:
             self._eqns.append(eqn.replace(source_info=reader.source_info))
             (self._slices[x, part],) = eqn.outvars
         return self._slices[x, part]
+
+
+def _makes_zeros_of_zeros(eqn: JaxprEqn) -> bool:
+    """Whether what is linear makes zeros of zeros: not a quotient by zero, nor an index outside."""
+    if primitive_name(eqn) == "div":
+        return isinstance(eqn.invars[1], Literal) and eqn.invars[1].val != 0
+    return primitive_name(eqn) != "gather"
 
 
 def _has_places(eqn: JaxprEqn, axis: IndependentAxis) -> bool:

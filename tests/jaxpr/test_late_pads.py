@@ -66,20 +66,27 @@ MOVED = {
     ),
     "a sum of two that are padded alike": lambda x, w: (
         padded(x[2:] @ w) + padded(jnp.sin(x[2:] @ w))
-    ) @ w.T,
-    "a factor that is not padded": lambda x, w: (padded(x[:5] @ w) * jnp.cos(x @ w)) @ w.T,
+    ) @ (w.T @ w),
+    "a factor that is not padded": lambda x, w: (padded(x[:5] @ w) * jnp.cos(x @ w)) @ (w.T @ w),
 }  # fmt: skip
 STAYS = {
     "no product": lambda x, w: 2 * padded((x @ w)[:5]),
-    "not linear": lambda x, w: jnp.cos(padded((x @ w)[:5])) @ w.T,
-    "with steps": lambda x, w: lax.pad((x @ w)[:4], 0.0, [(0, 0, 1), (0, 0, 0)]) @ w.T,
-    "with a row cut away": lambda x, w: padded(x @ w, high=-2) @ w.T,
-    "with ones": lambda x, w: lax.pad((x @ w)[:5], 1.0, [(0, 2, 0), (0, 0, 0)]) @ w.T,
-    "of two axes": lambda x, w: lax.pad((x @ w)[:5, 1:], 0.0, [(0, 2, 0), (1, 0, 0)]) @ w.T,
+    "not linear": lambda x, w: jnp.cos(padded((x @ w)[:5])) @ (w.T @ w),
+    "with steps": lambda x, w: lax.pad((x @ w)[:4], 0.0, [(0, 0, 1), (0, 0, 0)]) @ (w.T @ w),
+    "with a row cut away": lambda x, w: padded(x @ w, high=-2) @ (w.T @ w),
+    "with ones": lambda x, w: lax.pad((x @ w)[:5], 1.0, [(0, 2, 0), (0, 0, 0)]) @ (w.T @ w),
+    "of two axes": lambda x, w: lax.pad((x @ w)[:5, 1:], 0.0, [(0, 2, 0), (1, 0, 0)]) @ (w.T @ w),
     "padded in different ways": lambda x, w: (
         padded((x @ w)[:5]) + padded((x @ w)[:5], low=2, high=0)
-    ) @ w.T,
-    "along the axis of a sum": lambda x, w: lax.cumsum(padded((x @ w)[:5]), 0) @ w.T,
+    ) @ (w.T @ w),
+    "a product that is wider": lambda x, w: padded(x[:5]) @ jnp.concatenate([w, w], axis=1),
+    "a quotient": lambda x, w: (padded((x @ w)[:5]) / jnp.sum(x, axis=1, keepdims=True)) @ (w.T @ w),
+    "entries by their place": lambda x, w: jnp.take(
+        padded((x @ w)[:5]), jnp.array([3, 9]), axis=1
+    ) @ w[:2],
+    "alone": lambda x, w: padded(x[:5]),
+    "what nothing reads": lambda x, w: (padded(x), x)[1],
+    "along the axis of a sum": lambda x, w: lax.cumsum(padded((x @ w)[:5]), 0) @ (w.T @ w),
 }  # fmt: skip
 
 
