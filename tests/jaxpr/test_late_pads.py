@@ -80,7 +80,9 @@ STAYS = {
         padded((x @ w)[:5]) + padded((x @ w)[:5], low=2, high=0)
     ) @ (w.T @ w),
     "a product that is wider": lambda x, w: padded(x[:5]) @ jnp.concatenate([w, w], axis=1),
-    "a quotient": lambda x, w: (padded((x @ w)[:5]) / jnp.sum(x, axis=1, keepdims=True)) @ (w.T @ w),
+    "a quotient": lambda x, w: (
+        padded((x @ w)[:5]) / jnp.sum(x, axis=1, keepdims=True)
+    ) @ (w.T @ w),
     "entries by their place": lambda x, w: jnp.take(
         padded((x @ w)[:5]), jnp.array([3, 9]), axis=1
     ) @ w[:2],

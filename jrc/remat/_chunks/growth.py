@@ -84,6 +84,10 @@ class Growth:
         if not slices.given and not counted(slices):
             raise NoRegion  # all slices are the same
         sizes = self._width(), self._edge(slices)
+        if 2 * sum(nbytes(v.aval) for v in results if v in slices.sums) > max(
+            sizes[0], self.narrow
+        ):
+            raise NoRegion  # what is summed is nearly all that there is
         return Region(slices, tuple(sorted(self.inside)), inputs, results, self.wide, *sizes)
 
     def _grow(self) -> None:

@@ -135,6 +135,18 @@ def test_the_leanest_plan_recomputes_a_layer_and_in_it_chunk_by_chunk(fn, most):
     close(jax.jit(jax.grad(run))(*args), jax.jit(jax.grad(fn))(*args), within=1e-5)
 
 
+def test_a_sum_that_is_nearly_all_of_a_region_makes_none():
+    """A product along its contracted axis: its result is as wide as what the chunks would save."""
+
+    def loss(w, x):
+        logits = (x @ w).reshape(4, 256, 512)[:, :-1].reshape(-1, 512)
+        return jnp.mean(jax.nn.logsumexp(logits, -1))
+
+    with pytest.raises(jrc.BudgetError) as error:
+        jrc.plan(loss, normal(64, 512), normal(1024, 64), budget=1000, argnums=(0, 1))
+    assert error.value.least_bytes < 1_500_000  # 2.1 MB with such a region
+
+
 @functools.cache
 def of_the_head():
     return jrc.plan(head, *HEAD, budget="12MiB", argnums=(0, 1))
