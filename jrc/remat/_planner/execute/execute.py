@@ -102,7 +102,8 @@ def _with_loops_in_regions(program: Program, decision: Stages) -> Program:
     for loop in loops:
         p, (body,) = program.steps[loop.equation], bodies(program, loop)
         assert body.decision is not None
-        run = execute_decision(body.program, body.decision, in_loop=True)
+        is_compiled_once = _is_compiled_once(eqns[p], loop.parts[0])
+        run = execute_decision(body.program, body.decision, is_compiled_once)
         avals: list[Any] = [v.aval for v in body.program.jaxpr.invars]
         eqns[p] = with_programs(eqns[p], {0: jax.make_jaxpr(run)(*avals)})
     return Program(program.jaxpr.replace(eqns=eqns))
