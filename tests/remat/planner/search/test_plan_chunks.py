@@ -337,7 +337,7 @@ def test_the_largest_logit_beside_a_loss_without_the_last_token():
     plan = jrc.plan(fn, *args, budget="30%", has_aux=True)
     assert plan.chunks and all(each.chunks > 2 for each in plan.chunks)
     run, wanted = (jax.jit(jax.value_and_grad(f, has_aux=True)) for f in (plan.apply(fn), fn))
-    close(run(*args), wanted(*args))
+    close(run(*args), wanted(*args), within=5e-6)  # both sum 512 rounded rows of the table
 
 
 @pytest.mark.slow
