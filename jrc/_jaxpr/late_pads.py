@@ -107,10 +107,13 @@ class _Rewriting:
         """Pad the values that are read."""
         for v in dict.fromkeys(filter(is_variable, atoms)):
             if v in self._parts and v not in self._made:
-                x, part = self._parts[v]
-                source = self._program.eqns[self._program.producer[v]].source_info
-                self._eqns.append(pad_equation(x, v, part).replace(source_info=source))
+                self._pad(v, *self._parts[v])
                 self._made.add(v)
+
+    def _pad(self, v: Any, x: Any, part: AxisSlice) -> None:
+        """Make a value of what is padded, at the line that made it before."""
+        source = self._program.eqns[self._program.producer[v]].source_info
+        self._eqns.append(pad_equation(x, v, part).replace(source_info=source))
 
     def _axis(self, eqn: JaxprEqn) -> tuple[IndependentAxis, AxisSlice] | None:
         """The axis of an equation that is linear in padded values, along which all are padded."""
@@ -150,11 +153,10 @@ class _Rewriting:
         self._eqns += eqns
         for v, new, at in zip(eqn.outvars, outvars, axis.results, strict=True):
             assert at is not None
-            self._parts[v] = new, part.along(at)
-        if is_product:
-            self._make(eqn.outvars)
-            for v in eqn.outvars:
-                del self._parts[v]
+            if is_product:
+                self._pad(v, new, part.along(at))
+            else:
+                self._parts[v] = new, part.along(at)
 
     def _part_of(self, x: Any, part: AxisSlice, reader: JaxprEqn) -> Any:
         if x in self._parts:

@@ -46,8 +46,8 @@ class Growth:
     """
 
     def __init__(self, limits: Limits, v: Any, axis: int, start: Region | None = None) -> None:
-        self.limits, self.program, self.narrow = limits, limits.program, limits.narrow
-        self.wide, self.live = v, limits.program.live()
+        self.limits, self.program, self.narrow = limits, limits.facts.program, limits.narrow
+        self.wide, self.live = v, self.program.live()
         self.axes: dict[Any, int] = dict(start.slices.axes) if start else {}
         self.axes[v] = axis
         self.inside: set[int] = set(start.equations) if start else set()
@@ -129,7 +129,7 @@ class Growth:
         if producer == INPUT or producer in self.limits.apart:
             return False
         # What is read whole is there in any case.
-        cut = self.limits.made_inside.cut(v, axis).difference(self.whole)
+        cut = self.limits.facts.made_inside.cut(v, axis).difference(self.whole)
         return sum(nbytes(x.aval) for x in cut) > self.narrow
 
     def _find_between(self) -> bool:
@@ -220,7 +220,7 @@ class Growth:
                     return not any(map(shape_of, self._leaving()))
                 readers = [c for v in leaving for c in self.program.consumers[v]]
                 outside = [c for c in readers if c not in self.inside]
-                if not self.limits.before_products.isdisjoint(outside):
+                if not self.limits.facts.before_products.isdisjoint(outside):
                     return False
                 for c in outside:
                     if c not in self.inside:
@@ -250,8 +250,8 @@ class Growth:
 
     def _differentiated(self, inside: Collection[int]) -> int:
         """How many values of some equations are differentiated outside: each has a gradient."""
-        limits = self.limits
-        found = differentiated_outside(self.program, inside, limits.results, limits.active_by_all)
+        facts = self.limits.facts
+        found = differentiated_outside(self.program, inside, facts.results, facts.active_by_all)
         return sum(v in found for p in inside for v in self.program.eqns[p].outvars)
 
     def _width(self) -> int:
@@ -275,7 +275,7 @@ class Growth:
         Values that are cut have a cotangent beside them; those of whole ones are summed over
         chunks. What lies in slices already is read where it is.
         """
-        active = self.limits.active
+        active = self.limits.facts.active
         given = sum((at > 0) * nbytes(v.aval) for v, at in slices.given if v not in active)
         given += sum(2 * nbytes(v.aval) for v, _ in slices.given if v in active)
         left = sum(nbytes(v.aval) * (1 + (v in active)) for v in self._leaving())

@@ -28,16 +28,69 @@ def anywhere(region: Region) -> bool:
 
 
 @dataclasses.dataclass(eq=False)
+class ProgramFacts:
+    """What growing regions ask of a program; the same for all limits.
+
+    Attributes:
+        program: The program.
+        ends: The results that are differentiated; by default all.
+        perturbed: The inputs that they are differentiated by; by default all.
+    """
+
+    program: Program
+    ends: Collection[Any] | None = None
+    perturbed: Collection[Any] | None = None
+
+    @property
+    def results(self) -> Collection[Any]:
+        """The results that are differentiated."""
+        return self.program.jaxpr.outvars if self.ends is None else self.ends
+
+    @functools.cached_property
+    def active(self) -> set[Any]:
+        """The values that a derivative flows through."""
+        if self.perturbed is None:
+            return self.active_by_all
+        return active_variables(self.program, self.perturbed, self.results)
+
+    @functools.cached_property
+    def active_by_all(self) -> set[Any]:
+        """The same, were all inputs perturbed."""
+        return active_variables(self.program, self.program.jaxpr.invars, self.results)
+
+    @functools.cached_property
+    def before_products(self) -> set[int]:
+        """The equations after which, up to numbers, there is a product or a result of the program.
+
+        Products themselves are among them.
+        """
+        program, found = self.program, {len(self.program.eqns)}
+        for p in reversed(range(len(program.eqns))):
+            arrays = (v for v in program.eqns[p].outvars if shape_of(v))
+            after = (c for v in arrays for c in program.consumers.get(v, ()))
+            if _is_product(program.eqns[p]) or not found.isdisjoint(after):
+                found.add(p)
+        return found
+
+    @functools.cached_property
+    def made_inside(self) -> MadeInside:
+        return MadeInside(self.program, independent_axes)
+
+
+def _is_product(eqn: Any) -> bool:
+    """Whether an equation multiplies matrices, or is a convolution."""
+    return facts_of(eqn).is_contraction and equation_flops(eqn) > 0
+
+
+@dataclasses.dataclass(eq=False)
 class Limits:
     """Where growing regions end, and what is known of growths before.
 
     Attributes:
-        program: The program.
+        facts: The program, and what is known of it.
         narrow: Bytes of the widest value that may enter or leave.
         apart: Equations that stay outside; what they read and make may be wide.
         lies_across: Of a value and an axis, whether slices along it would lie across devices.
-        ends: The results that are differentiated; by default all.
-        perturbed: The inputs that they are differentiated by; by default all.
         accepts: Whether a region may be one of those that are found.
         taken: Equations of other regions.
         failed: Values around which there is no region along an axis; no region may make them.
@@ -46,12 +99,10 @@ class Limits:
         met_wide_sum: Whether a growth came to such a sum, and they may not.
     """
 
-    program: Program
+    facts: ProgramFacts
     narrow: int
     apart: Set[int] = frozenset()
     lies_across: Callable[[Any, int], bool] = nowhere
-    ends: Collection[Any] | None = None
-    perturbed: Collection[Any] | None = None
     accepts: Callable[[Region], bool] = anywhere
     taken: set[int] = dataclasses.field(default_factory=set)
     failed: set[tuple[Any, int]] = dataclasses.field(default_factory=set)
@@ -75,46 +126,6 @@ class Limits:
         return found
 
     @functools.cached_property
-    def active(self) -> set[Any]:
-        """The values that a derivative flows through."""
-        if self.perturbed is None:
-            return self.active_by_all
-        return active_variables(self.program, self.perturbed, self.results)
-
-    @functools.cached_property
-    def active_by_all(self) -> set[Any]:
-        """The same, were all inputs perturbed."""
-        return active_variables(self.program, self.program.jaxpr.invars, self.results)
-
-    @functools.cached_property
     def with_wide_sums(self) -> "Limits":
         """The same where sums over the axis may leave that are wide."""
         return dataclasses.replace(self, wide_sums=True, failed=set())
-
-    @property
-    def results(self) -> Collection[Any]:
-        """The results that are differentiated."""
-        return self.program.jaxpr.outvars if self.ends is None else self.ends
-
-    @functools.cached_property
-    def before_products(self) -> set[int]:
-        """The equations after which, up to numbers, there is a product or a result of the program.
-
-        Products themselves are among them.
-        """
-        program, found = self.program, {len(self.program.eqns)}
-        for p in reversed(range(len(program.eqns))):
-            arrays = (v for v in program.eqns[p].outvars if shape_of(v))
-            after = (c for v in arrays for c in program.consumers.get(v, ()))
-            if is_product(program.eqns[p]) or not found.isdisjoint(after):
-                found.add(p)
-        return found
-
-    @functools.cached_property
-    def made_inside(self) -> MadeInside:
-        return MadeInside(self.program, independent_axes)
-
-
-def is_product(eqn: Any) -> bool:
-    """Return whether an equation multiplies matrices, or is a convolution."""
-    return facts_of(eqn).is_contraction and equation_flops(eqn) > 0

@@ -19,7 +19,7 @@ from typing import Any
 
 from jrc._jaxpr import Program, nbytes, shape_of
 from jrc.remat._chunks.growth import Growth, NoRegion
-from jrc.remat._chunks.growth_limits import Limits, anywhere, nowhere
+from jrc.remat._chunks.growth_limits import Limits, ProgramFacts, anywhere, nowhere
 from jrc.remat._chunks.region import Region
 from jrc.remat._chunks.turns import waits_for_itself
 
@@ -53,7 +53,8 @@ def wide_regions(
         for v in eqn.outvars
         if nbytes(v.aval) > narrow
     ]
-    limits = Limits(program, narrow, frozenset(apart), lies_across, ends, perturbed, accepts)
+    facts = ProgramFacts(program, ends, perturbed)
+    limits = Limits(facts, narrow, frozenset(apart), lies_across, accepts)
     taken = limits.taken
     for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
         if -p not in taken and -p not in limits.apart:
@@ -106,7 +107,8 @@ def region_of_widest(
     widest = max(made, key=lambda v: nbytes(v.aval), default=None)
     if widest is None:
         return None
-    limits = Limits(program, narrow, frozenset(), lies_across, ends, perturbed, accepts)
+    facts = ProgramFacts(program, ends, perturbed)
+    limits = Limits(facts, narrow, frozenset(), lies_across, accepts)
     return _best_region(limits, widest)
 
 

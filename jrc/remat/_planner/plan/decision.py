@@ -77,7 +77,7 @@ class Loop:
         return (self.equation,)
 
 
-def is_alike(stage: Any) -> bool:
+def has_equal_steps(stage: Any) -> bool:
     """Return whether this is a loop all of whose steps run under one decision, in one segment."""
     return isinstance(stage, Loop) and len(stage.parts) == 1 and not stage.parts[0].segments
 

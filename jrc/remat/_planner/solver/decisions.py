@@ -1,7 +1,6 @@
 """From the values that are saved to the decision: where regions begin and end."""
 
 import itertools
-import types
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ def decision_of(
     graph: CostGraph,
     values: frozenset[int],
     constructs: Constructs,
-    inside: Mapping[int, Loop] = types.MappingProxyType({}),
+    inside: Mapping[int, Loop],
 ) -> Stages:
     """Return the decision that saves these values: a region ends where no recomputed one is live.
 

@@ -42,7 +42,7 @@ import numpy as np
 
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.memory_model import shared_bytes
-from jrc.remat._planner.plan.decision import is_alike
+from jrc.remat._planner.plan.decision import has_equal_steps
 from jrc.remat._planner.settings import SETTINGS, PlannerSettings
 from jrc.remat._planner.solver.option import Option, spread_evenly
 from jrc.remat._planner.solver.option_of_set import decision_with, left_to_jax
@@ -284,8 +284,8 @@ class _Solver:
         """By position, the leanest option of each loop that may run under it in a region."""
         found = {}
         for position, options in self.options.items():
-            alike = (each for each in options if is_alike(each.decision) and not each.host)
-            option = next(alike, None)
+            equal = (o for o in options if has_equal_steps(o.decision) and not o.host)
+            option = next(equal, None)
             if option is not None:
                 found[position] = option
         return found

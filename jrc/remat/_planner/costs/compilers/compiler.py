@@ -24,6 +24,7 @@ class Compiler:
             softmax or a norm. To save what it reduces them to would split it.
         in_order: Whether a barrier keeps the gradients of weights in order. XLA for GPUs puts off
             the products that they are, and keeps the operands of all layers.
+        makes_loops_early: Whether what loops write into is made, as zeros, before all else.
         peak_errors: How far off predicted temporaries are.
         time_errors: How far off predicted seconds are.
         recomputed_chunks: How many times as long as it is predicted a program takes that recomputes
@@ -38,6 +39,7 @@ class Compiler:
     peak_errors = ErrorSizes(0.2, 0.15, 0.3, 0.3, 0.02, 0.7, baseline_is_alike=False)
     time_errors = ErrorSizes(0.5, 0.03, 0.06, 0.51, 0.005, 0.97)
     in_order = False
+    makes_loops_early = False
     recomputed_chunks = 1.3
 
     def fuses(self, eqn: Any) -> bool:
@@ -91,11 +93,6 @@ class Compiler:
     def held_for_region(self, eqn: Any) -> int:
         """Return what lies in memory up to an equation's derivative where a region holds it."""
         return 0
-
-    @property
-    def makes_loops_early(self) -> bool:
-        """Whether what loops write into is made, as zeros, before all else."""
-        return False
 
     def operand_bytes(self, program: Program, var: Any) -> int:
         """Return the bytes of a fused value that are written for a kernel of its own."""
