@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from jrc._jaxpr.early_slices import early_slices
 from jrc._jaxpr.late_pads import late_pads
+from jrc._jaxpr.picked_entries import with_entries_by_position
 from jrc._jaxpr.program import Program
 from jrc._jaxpr.reductions_in_steps import with_reductions_in_steps
 from jrc._jaxpr.transposed_operands import with_operands_as_they_lie
@@ -31,6 +32,6 @@ def form_for_chunks(program: Program, in_steps: Collection[int] = ()) -> Program
     key, found = frozenset(in_steps), _FOUND.setdefault(program, {})
     if key not in found:
         new = with_reductions_in_steps(with_operands_as_they_lie(program), key)
-        new = late_pads(early_slices(new))
+        new = late_pads(early_slices(with_entries_by_position(new)))
         found[key] = None if new is program else new
     return found[key] or program

@@ -8,22 +8,25 @@ divided by the mean of a matrix needs all of it first: with a copy it is compute
 >>> sums = lambda z: jnp.sum(jnp.max(z, axis=0)) + jnp.sum(jnp.max(z, axis=1))
 >>> loss = lambda x, y: sums(x @ y)
 >>> program = Program(jax.make_jaxpr(loss)(jnp.ones((64, 2)), jnp.ones((2, 64))))
->>> copies_of_wide(program, narrow=2**10, held=(), readers=Readers.WITH_A_NUMBER_IN_COMMON)
+>>> copies_of_wide(program, narrow=2**10, held=())
 [(3, (0,), 3)]
 """
 
-import enum
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from jrc._jaxpr import (
     INPUT,
+    IndependentAxis,
     Program,
     facts_of,
     has_effects,
+    independent_axes,
     inner_programs,
+    is_variable,
     nbytes,
+    shape_of,
 )
 
 Copies = tuple[tuple[int, tuple[int, ...], int], ...]
@@ -31,29 +34,8 @@ Copies = tuple[tuple[int, tuple[int, ...], int], ...]
 first; see `copy_for_readers`."""
 
 
-_NUMBER, _FEW_NUMBERS = 16, 256
-"""Bytes of a number, and of few numbers, at most."""
-
-
-class Readers(enum.Enum):
-    """Which readers of a wide value have copies of their own.
-
-    Attributes:
-        IN_TURN: Those that need few numbers which another makes of all of it.
-        WITH_A_NUMBER_IN_COMMON: Those that have nothing but numbers in common, too.
-        WITH_NARROW_IN_COMMON: Those that meet in narrow values, too.
-        IN_TURN_OF_NARROW: Those that need narrow values which another makes of it, such as sums of
-            its columns.
-    """
-
-    IN_TURN = enum.auto()
-    WITH_A_NUMBER_IN_COMMON = enum.auto()
-    WITH_NARROW_IN_COMMON = enum.auto()
-    IN_TURN_OF_NARROW = enum.auto()
-
-
 def copies_of_wide(
-    program: Program, narrow: int, held: Collection[int], readers: Readers
+    program: Program, narrow: int, held: Collection[int]
 ) -> list[tuple[int, tuple[int, ...], int]]:
     """Return what is copied for readers of wide values.
 
@@ -61,90 +43,136 @@ def copies_of_wide(
         program: The program, without `jit` calls.
         narrow: Bytes of the widest value that stays whole.
         held: Equations of regions that were found without copies.
-        readers: Which of them have copies of their own.
 
     Returns:
         What `copy_for_readers` takes.
     """
     copied: dict[tuple[int, int], set[int]] = {}
-    for p, is_live in enumerate(program.live()):
+    uses = _Uses(program)
+    for p in reversed(range(len(program.eqns))):
         wide = [v for v in program.eqns[p].outvars if nbytes(v.aval) > narrow]
-        if not is_live or p in held or len(wide) != 1:
+        if not program.live()[p] or p in held or len(wide) != 1:
             continue
         (v,) = wide
-        groups = _groups(program, program.consumers.get(v, ()), narrow, readers)
+        groups = _groups(uses, v, narrow)
         chain = _makers(program, v, narrow) if len(set(groups.values())) > 1 else None
         if chain is not None:
-            before, first = None, dict[int, int]()
+            before, first = None, dict[Any, int]()
             for reader, group in sorted(groups.items()):
                 like = first.setdefault(group, reader)
                 if before not in (None, group):
                     copied.setdefault((reader, like), set()).update(chain)
+                    uses.of_copies.add((v, reader))
                 before = group
     return [(reader, tuple(sorted(chain)), like) for (reader, like), chain in copied.items()]
 
 
-def _groups(
-    program: Program, readers: Sequence[int], narrow: int, apart: Readers
-) -> Mapping[int, int]:
-    """The readers of a value, each with a number: that of those which read the same copy."""
-    if len(readers) < 2 or len(program.eqns) in readers:
+class _Uses:
+    """Which equations read the values of a program, and not copies of them.
+
+    Attributes:
+        program: The program.
+        of_copies: The values of which there are copies, each with an equation that reads one.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.of_copies = set[tuple[Any, int]]()
+
+    def of(self, v: Any) -> list[int]:
+        """Return the equations that read a value itself."""
+        readers = self.program.consumers.get(v, ())
+        return [reader for reader in readers if (v, reader) not in self.of_copies]
+
+
+def _groups(uses: _Uses, v: Any, narrow: int) -> dict[int, tuple[int, int]]:
+    """The readers of a value, each with what those have in common that read the same copy.
+
+    That is how many passes over the value are needed before, and a number for an axis along which
+    they read slices.
+    """
+    readers = uses.of(v)
+    if len(readers) < 2 or len(uses.program.eqns) in readers:
         return {}  # a result of the program is one value
-    wide = {reader: _reached(program, [reader], narrow) for reader in readers}
-    if apart is Readers.IN_TURN_OF_NARROW:
-        return _turns(program, wide, narrow)
-    turns = _turns(program, wide, _FEW_NUMBERS)
-    if apart is Readers.IN_TURN:
-        return turns
-    in_common = _NUMBER if apart is Readers.WITH_A_NUMBER_IN_COMMON else narrow
-    reached = {reader: _reached(program, [reader], in_common) for reader in readers}
-    needing = {reader: _reached(program, [reader], -1) for reader in readers}
-    group = {reader: reader for reader in readers}
-    for reader in readers:
-        for other in readers:
-            is_same = other in needing[reader] or not reached[other].isdisjoint(reached[reader])
-            if turns[reader] == turns[other] and is_same:
-                old, new = group[other], group[reader]
-                group = {k: new if g == old else g for k, g in group.items()}
-    return group
+    axes = range(len(shape_of(v)))
+    common: list[tuple[int, set[int]]] = []
+    found = dict[int, tuple[int, int]]()
+    for reader, turn in sorted(_turns(uses, readers, narrow).items()):
+        along = {axis for axis in axes if _reads_slices(uses, v, axis, reader, narrow)}
+        for place, (other, theirs) in enumerate(common):
+            if other == turn and (theirs & along or theirs == along):
+                common[place] = turn, theirs & along
+                break
+        else:
+            place = len(common)
+            common.append((turn, along))
+        found[reader] = turn, place
+    return found
 
 
-def _turns(program: Program, wide: Mapping[int, set[int]], few: int) -> dict[int, int]:
+def _reads_slices(uses: _Uses, v: Any, axis: int, reader: int, narrow: int) -> bool:
+    """Whether slices of a value along an axis give an equation what it needs, and those after it.
+
+    What they make of a slice is one, or is summed. Where it is narrow, others may read it whole.
+    """
+    program, axes, wanted = uses.program, {v: axis}, [reader]
+    while wanted:
+        p = wanted.pop()
+        if p >= len(program.eqns):
+            return False
+        eqn = program.eqns[p]
+        along = [axes.get(x) if is_variable(x) else None for x in eqn.invars]
+        rule = next((each for each in independent_axes(eqn) if _agrees(each, along)), None)
+        if rule is None:
+            return False
+        for w, at in zip(eqn.outvars, rule.results, strict=True):
+            if nbytes(w.aval) <= narrow:
+                continue
+            if rule.is_summed or at is None or axes.setdefault(w, at) != at:
+                return False
+            wanted += uses.of(w)
+    return True
+
+
+def _agrees(rule: IndependentAxis, along: Sequence[int | None]) -> bool:
+    """Whether an equation reads slices of its operands along these axes."""
+    return all(at is None or at == each for each, at in zip(rule.operands, along, strict=True))
+
+
+def _turns(uses: _Uses, readers: Sequence[int], narrow: int) -> dict[int, int]:
     """The readers of a value, each with how many passes over it are needed before.
 
-    Args:
-        program: The program.
-        wide: For each of them the equations that depend on it through wide values.
-        few: Bytes of what one of them makes that another waits for, at most.
+    One is needed where it meets, in wide values, what is made of a narrow result of another.
     """
-    late = {reader: _after_few(program, reader, few) for reader in wide}
-    turns = dict.fromkeys(wide, 0)
-    for _ in wide:
+    wide = {reader: _reached(uses, [reader], narrow) for reader in readers}
+    late = {reader: _after_narrow(uses, reader, narrow) for reader in readers}
+    turns = dict.fromkeys(readers, 0)
+    for _ in readers:
         for reader, equations in wide.items():
-            for other in wide:
+            for other in readers:
                 if other != reader and not late[other].isdisjoint(equations):
-                    turns[reader] = min(max(turns[reader], turns[other] + 1), len(wide))
+                    turns[reader] = min(max(turns[reader], turns[other] + 1), len(readers))
     return turns
 
 
-def _after_few(program: Program, p: int, few: int) -> set[int]:
-    """The equations that depend on so few bytes, which are made of what an equation makes."""
-    made = (v for q in _reached(program, [p], -1) for v in program.eqns[q].outvars)
-    waiting = [program.consumers.get(v, ()) for v in made if nbytes(v.aval) <= few]
-    return _reached(program, itertools.chain(*waiting), -1)
+def _after_narrow(uses: _Uses, p: int, narrow: int) -> set[int]:
+    """The equations that depend on narrow values which are made of what an equation makes."""
+    made = (v for q in _reached(uses, [p], -1) for v in uses.program.eqns[q].outvars)
+    waiting = [uses.of(v) for v in made if nbytes(v.aval) <= narrow]
+    return _reached(uses, itertools.chain(*waiting), -1)
 
 
-def _reached(program: Program, positions: Iterable[int], narrow: int) -> set[int]:
+def _reached(uses: _Uses, positions: Iterable[int], narrow: int) -> set[int]:
     """The equations that depend on some through values of more than some bytes, these too."""
     found, wanted = set[int](), list(positions)
     while wanted:
         q = wanted.pop()
-        if q in found or q >= len(program.eqns):
+        if q in found or q >= len(uses.program.eqns):
             continue
         found.add(q)
-        for v in program.eqns[q].outvars:
+        for v in uses.program.eqns[q].outvars:
             if nbytes(v.aval) > narrow:
-                wanted += program.consumers.get(v, ())
+                wanted += uses.of(v)
     return found
 
 

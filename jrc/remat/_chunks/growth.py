@@ -259,7 +259,8 @@ class Growth:
         live = most = 0
         last: dict[Any, int] = {}
         for p in sorted(self.inside):
-            last |= dict.fromkeys(filter(self._is_made, self.program.reads(p)), p)
+            made = filter(self._is_made, self.program.reads(p))
+            last |= dict.fromkeys(filter(self.axes.__contains__, made), p)
         freed = collections.Counter[int]()
         for v, p in last.items():
             freed[p] += nbytes(v.aval)

@@ -34,7 +34,7 @@ from jrc._specs import axes_of
 from jrc._tree import is_floating
 from jrc.remat._chunks.chunks import Chunks, Form
 from jrc.remat._chunks.chunks_of_region import chunks_of
-from jrc.remat._chunks.copies import Readers, copies_of_wide
+from jrc.remat._chunks.copies import copies_of_wide
 from jrc.remat._chunks.counts import chunk_count
 from jrc.remat._chunks.form import form_for
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_alone, sharded_region
@@ -46,8 +46,6 @@ from jrc.remat._gradient.activity import differentiated_results
 
 _LARGE = 2**24
 """Bytes of a chunk that keep a device busy."""
-_NUMBERS = (Readers.IN_TURN, Readers.WITH_A_NUMBER_IN_COMMON)
-"""Readers that have copies also of what a region makes in slices that are wide themselves."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -147,14 +145,6 @@ class _Outside(NamedTuple):
     all: int
     fine: int
 
-    def bytes_for(self, readers: Readers) -> int:
-        """Bytes that copies for some readers may make fewer."""
-        return self.fine if readers in _NUMBERS else self.all
-
-    def is_less(self, other: "_Outside", readers: Readers) -> bool:
-        """Whether copies for some readers have made them fewer."""
-        return self.all <= other.all and self.bytes_for(readers) < other.bytes_for(readers)
-
 
 def _wide_outside(
     program: Program, narrow: int, depth: int, regions: Sequence[RegionInside]
@@ -184,25 +174,17 @@ class _RegionSearch:
         program, found = searched.program, list(self._in_form(searched, form))
         if self.devices > 1 and given.split is None:
             return found
-        narrow, depth, first = self.narrow * self.devices, len(given.path), found
-        whole = _wide_outside(program, narrow, depth, found)
-        for readers in Readers:
-            held = _held(program, depth, first)
-            if readers in _NUMBERS:
-                held = _held(program, depth, _fine(first, narrow))
-            elif readers is Readers.WITH_NARROW_IN_COMMON:
-                held = set()
-            is_left = whole.bytes_for(readers) > 0
-            copied = copies_of_wide(program, narrow, held, readers) if is_left else ()
-            if not copied:
-                continue
-            new = dataclasses.replace(form, copies=numbered_copies(program, copied))
-            searched = given.in_form(new)
-            more = list(self._in_form(searched, new))
-            left = _wide_outside(searched.program, narrow, depth, more)
-            if left.is_less(whole, readers):
-                found, whole = more, left
-        return found
+        narrow, depth = self.narrow * self.devices, len(given.path)
+        outside = _wide_outside(program, narrow, depth, found)
+        held = _held(program, depth, _fine(found, narrow))
+        copied = copies_of_wide(program, narrow, held) if outside.fine else ()
+        if not copied:
+            return found
+        new = dataclasses.replace(form, copies=numbered_copies(program, copied))
+        searched = given.in_form(new)
+        more = list(self._in_form(searched, new))
+        left = _wide_outside(searched.program, narrow, depth, more)
+        return more if left.all <= outside.all and left.fine < outside.fine else found
 
     def _in_form(self, searched: SearchedProgram, form: Form) -> Iterator[RegionInside]:
         program, split, path = searched.program, searched.split, searched.path

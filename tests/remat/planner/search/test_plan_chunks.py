@@ -410,6 +410,14 @@ def contrastive(w, x, y):
     return jnp.mean(rows + columns) - 2 * jnp.mean(jnp.sum(z * y, axis=1))
 
 
+def similar(w, x, y):
+    """Each example against all others, itself left out by a mask of positions."""
+    z = jnp.tanh(x @ w)
+    of_itself = jnp.eye(len(x), dtype=bool)
+    chances = jax.nn.log_softmax(jnp.where(of_itself, -1e9, z @ z.T / 16))
+    return -jnp.mean(chances[jnp.arange(len(x)), (jnp.arange(len(x)) + 7) % len(x)])
+
+
 def penalty(w, x, y):
     """A norm of a gradient, of each example, beside the function itself."""
     score = lambda x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w.T) ** 2)  # noqa: E731
@@ -455,6 +463,7 @@ def small():
         (clipped, None, "2MiB", 1),
         (messages, 0, "2MiB", 1),  # segment sums in chunks are in test_in_shards.py too
         (contrastive, (0, 1), "8MiB", 2),
+        (similar, (0, 1), "8MiB", 1),
         (quantised, 0, "4MiB", 1),
     ],
 )
