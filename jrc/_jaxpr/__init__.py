@@ -89,6 +89,7 @@ from jrc._jaxpr.program import evaluate as evaluate
 from jrc._jaxpr.provenance import Origin as Origin
 from jrc._jaxpr.provenance import Scope as Scope
 from jrc._jaxpr.provenance import origin_of as origin_of
+from jrc._jaxpr.reads_apart import with_reads_apart as with_reads_apart
 from jrc._jaxpr.reductions_in_steps import reductions_over_several as reductions_over_several
 from jrc._jaxpr.rewrite import changed as changed
 from jrc._jaxpr.same_program import program_key as program_key

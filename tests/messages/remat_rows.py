@@ -245,7 +245,7 @@ ROWS = [
         "text must be what Report.to_json writes, of format 'jrc.Report/6'", "NoneType",
         "jrc.explain(...).to_json()"),
     Row("jrc.Report.from_json", "a plan", lambda: jrc.Report.from_json(plan().to_json()), Value,
-        "text must be what Report.to_json writes", "format 'jrc.Plan/19 of jrc ",
+        "text must be what Report.to_json writes", "format 'jrc.Plan/20 of jrc ",
         "jrc.explain(...).to_json()"),
     Row("jrc.Report.from_json", "half of it",
         lambda: jrc.Report.from_json('{"format": "jrc.Report/6"}'), Value,

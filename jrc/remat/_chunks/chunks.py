@@ -48,10 +48,13 @@ class Form:
     Attributes:
         in_steps: The reductions that are made in two steps, by the numbers of their equations.
         copies: For readers of wide values, the equations of the program that are copied for them.
+        apart: The equations, with copies, that read an operand as a value of its own, each with
+            the number of the operand.
     """
 
     in_steps: tuple[int, ...] = ()
     copies: Copies = ()
+    apart: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

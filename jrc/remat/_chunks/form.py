@@ -17,6 +17,7 @@ from jrc._jaxpr import (
     early_slices,
     form_for_chunks,
     reductions_over_several,
+    with_reads_apart,
 )
 from jrc.remat._chunks.chunks import Form
 from jrc.remat._chunks.numbering import copies_with_casts
@@ -45,7 +46,7 @@ def program_in_form(program: Program, form: Form) -> Program:
         IndexError: If the program has no such equations.
     """
     new = form_for_chunks(program, [program.steps[k] for k in form.in_steps])
-    if not form.copies:
-        return new
-    # All readers of a copy may want one slice, where those of the original wanted several.
-    return early_slices(copy_for_readers(new, copies_with_casts(new, form.copies)))
+    if form.copies:
+        # All readers of a copy may want one slice, where those of the original wanted several.
+        new = early_slices(copy_for_readers(new, copies_with_casts(new, form.copies)))
+    return with_reads_apart(new, [(new.steps[k], i) for k, i in form.apart])

@@ -52,6 +52,7 @@ class Growth:
         self.axes[v] = axis
         self.inside: set[int] = set(start.equations) if start else set()
         self.whole: set[Any] = set()
+        self.read_whole: set[Any] = set()
         self.makers: list[int] = []  # of wide inputs
         self.readers: list[int] = []  # of wide results
         try:
@@ -167,12 +168,11 @@ class Growth:
         casts = is_cast(eqn) and is_floating(eqn.outvars[0].aval)
         if casts or has_effects(eqn) or facts_of(eqn).is_collective:
             raise NoRegion
-        fitting = [
-            x
-            for x in with_sums_onto_zeros(self.program, independent_axes)(eqn)
-            if self._fits(eqn, x)
-        ]
+        rules = with_sums_onto_zeros(self.program, independent_axes)(eqn)
+        fitting = [each for each in rules if self._fits(eqn, each)]
         if not fitting:
+            for each in rules:
+                self.limits.conflicts |= self._conflicts(p, each)
             raise NoRegion
         axis = fitting[0]
         self.inside.add(p)
@@ -180,8 +180,11 @@ class Growth:
         for x, at in operands:
             if at is None and is_variable(x):
                 self.whole.update(self._moved_from(x))
-        for x, at in operands:
+                self.read_whole.add(x)
+        for i, (x, at) in enumerate(operands):
             if at is not None and is_variable(x) and x not in self.axes:
+                if x in self.read_whole:
+                    self.limits.conflicts.add((p, i))
                 self.axes[x] = at
                 if not self._is_made(x) and self._is_wide_input(x, at):
                     self.makers.append(self.program.producer[x])
@@ -210,6 +213,19 @@ class Growth:
         results = zip(eqn.outvars, axis.results, strict=True)
         known = [(x, at) for x, at in (*operands, *results) if is_variable(x) and x in self.axes]
         return bool(known) and all(self.axes[x] == at for x, at in known)
+
+    def _conflicts(self, p: int, axis: IndependentAxis) -> set[tuple[int, int]]:
+        """The operands without which an equation would fit, if they may be values of their own."""
+        eqn = self.program.eqns[p]
+        results = zip(eqn.outvars, axis.results, strict=True)
+        if any(v in self.axes and self.axes[v] != at for v, at in results):
+            return set()
+        known = {i: x for i, x in enumerate(eqn.invars) if is_variable(x) and x in self.axes}
+        wrong = {i: x for i, x in known.items() if self.axes[x] != axis.operands[i]}
+        is_read_else = len(wrong) < len(known) or any(v in self.axes for v in eqn.outvars)
+        if not is_read_else or any(map(self._is_made, wrong.values())):
+            return set()
+        return {(p, i) for i in wrong}
 
     def _grow_to_sum(self) -> bool:
         """Whether all that follows, up to sums over the axis, joined; without further products."""

@@ -95,6 +95,8 @@ class Limits:
         taken: Equations of other regions.
         failed: Values around which there is no region along an axis; no region may make them.
         met: Equations of other regions at which the last growth ended, along any axis.
+        conflicts: The equations at which growths ended as they read another slice of a value than
+            the region does, or all of it; each with the number of the operand.
         wide_sums: Whether sums over the axis may leave that are wide.
         met_wide_sum: Whether a growth came to such a sum, and they may not.
     """
@@ -107,6 +109,7 @@ class Limits:
     taken: set[int] = dataclasses.field(default_factory=set)
     failed: set[tuple[Any, int]] = dataclasses.field(default_factory=set)
     met: set[int] = dataclasses.field(default_factory=set)
+    conflicts: set[tuple[int, int]] = dataclasses.field(default_factory=set)
     wide_sums: bool = False
     met_wide_sum: bool = False
     _without: "dict[Region, Limits]" = dataclasses.field(default_factory=dict)

@@ -32,6 +32,7 @@ def wide_regions(
     ends: Collection[Any] | None = None,
     perturbed: Collection[Any] | None = None,
     accepts: Callable[[Region], bool] = anywhere,
+    conflicts: set[tuple[int, int]] | None = None,
 ) -> list[Region]:
     """Return regions that share no equation, around every value that is wider than `narrow` bytes.
 
@@ -43,6 +44,7 @@ def wide_regions(
         ends: The results that are differentiated; by default all.
         perturbed: The inputs that they are differentiated by; by default all.
         accepts: Whether a region may be one of them.
+        conflicts: Takes the reads that ended growths, as `Limits.conflicts` has them.
     """
     found: list[Region] = []
     live = program.live()
@@ -55,6 +57,7 @@ def wide_regions(
     ]
     facts = ProgramFacts(program, ends, perturbed)
     limits = Limits(facts, narrow, frozenset(apart), lies_across, accepts)
+    limits.conflicts = set() if conflicts is None else conflicts
     taken = limits.taken
     for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
         if -p not in taken and -p not in limits.apart:

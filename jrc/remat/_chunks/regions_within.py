@@ -146,6 +146,24 @@ class _Outside(NamedTuple):
     fine: int
 
 
+class _Attempt(NamedTuple):
+    """The regions of a program in one form.
+
+    Attributes:
+        form: The form.
+        program: The program in it.
+        regions: Its regions.
+        conflicts: The reads that ended others, as `Limits.conflicts` has them.
+        outside: Bytes of wide values that no region makes.
+    """
+
+    form: Form
+    program: Program
+    regions: list[RegionInside]
+    conflicts: set[tuple[int, int]]
+    outside: _Outside
+
+
 def _wide_outside(
     program: Program, narrow: int, depth: int, regions: Sequence[RegionInside]
 ) -> _Outside:
@@ -169,24 +187,42 @@ class _RegionSearch:
 
     def regions(self, given: SearchedProgram) -> list[RegionInside]:
         """The regions of a program in the form in which most wide values are in one."""
-        form = form_for(given.program, given.active)
-        searched = given.in_form(form)
-        program, found = searched.program, list(self._in_form(searched, form))
+        first = self._attempt(given, form_for(given.program, given.active))
         if self.devices > 1 and given.split is None:
-            return found
-        narrow, depth = self.narrow * self.devices, len(given.path)
-        outside = _wide_outside(program, narrow, depth, found)
-        held = _held(program, depth, _fine(found, narrow))
-        copied = copies_of_wide(program, narrow, held) if outside.fine else ()
-        if not copied:
-            return found
-        new = dataclasses.replace(form, copies=numbered_copies(program, copied))
-        searched = given.in_form(new)
-        more = list(self._in_form(searched, new))
-        left = _wide_outside(searched.program, narrow, depth, more)
-        return more if left.all <= outside.all and left.fine < outside.fine else found
+            return first.regions
+        found = [first, *self._with_reads_apart(given, first)]
+        if all(each.outside.fine for each in found):
+            for copied in self._with_copies(given, first):
+                found += [copied, *self._with_reads_apart(given, copied)]
+        found = [each for each in found if each.outside.all <= first.outside.all]
+        return min(found, key=lambda each: each.outside.fine).regions
 
-    def _in_form(self, searched: SearchedProgram, form: Form) -> Iterator[RegionInside]:
+    def _attempt(self, given: SearchedProgram, form: Form) -> "_Attempt":
+        """The regions of a program in a form."""
+        searched, conflicts = given.in_form(form), set[tuple[int, int]]()
+        regions = list(self._in_form(searched, form, conflicts))
+        program, narrow, depth = searched.program, self.narrow * self.devices, len(given.path)
+        outside = _wide_outside(program, narrow, depth, regions)
+        return _Attempt(form, program, regions, conflicts, outside)
+
+    def _with_copies(self, given: SearchedProgram, before: "_Attempt") -> "Iterator[_Attempt]":
+        """The regions with copies for readers of wide values, if there are any."""
+        program, narrow = before.program, self.narrow * self.devices
+        held = _held(program, len(given.path), _fine(before.regions, narrow))
+        if copied := copies_of_wide(program, narrow, held):
+            copies = numbered_copies(program, copied)
+            yield self._attempt(given, dataclasses.replace(before.form, copies=copies))
+
+    def _with_reads_apart(self, given: SearchedProgram, before: "_Attempt") -> "Iterator[_Attempt]":
+        """The regions with operands as values of their own, where reads of them ended some."""
+        number = {p: k for k, p in enumerate(before.program.steps)}
+        apart = sorted((number[p], i) for p, i in before.conflicts if p in number)
+        if apart and before.outside.fine:
+            yield self._attempt(given, dataclasses.replace(before.form, apart=tuple(apart)))
+
+    def _in_form(
+        self, searched: SearchedProgram, form: Form, conflicts: set[tuple[int, int]]
+    ) -> Iterator[RegionInside]:
         program, split, path = searched.program, searched.split, searched.path
         ends, perturbed, active = searched.ends, searched.perturbed, searched.active
         results = program.jaxpr.outvars
@@ -218,6 +254,7 @@ class _RegionSearch:
                 [devices.part.jaxpr.outvars[i] for i in ends],
                 [devices.part.jaxpr.invars[i] for i in perturbed],
                 accepts,
+                conflicts,
             ):
                 yield placed[region]
                 held.update(region.equations)
