@@ -7,6 +7,7 @@ Errors are Python's own classes (`ValueError`, `TypeError`). A check raises one 
 import contextlib
 import difflib
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -68,6 +69,8 @@ def _with_name(fn: Any, name: str) -> Any:
             _add_name(error, name)
             # Without the frame of this function, which tells nothing.
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            if error.__traceback__ is None and isinstance(error, TypeError):
+                _name_options(error, fn, name, kwargs)
             raise
         finally:
             _RUNNING.reset(token)
@@ -82,6 +85,25 @@ def _add_name(error: Exception, name: str) -> None:
         error.args = (f"{name}: {text}", *error.args[1:])
         if isinstance(error, ImportError):  # it prints its `msg`, and no argument
             error.msg = error.args[0]
+
+
+def _name_options(error: TypeError, fn: Any, name: str, given: Iterable[str]) -> None:
+    """Say which options a function takes, where it was called with one that it does not take."""
+    known = inspect.signature(fn).parameters
+    unknown = next((key for key in given if key not in known), None)
+    if unknown is None:
+        return
+    kinds = [each.kind for each in known.values()]
+    options = [key for key, each in known.items() if each.kind is not each.VAR_POSITIONAL]
+    if inspect.Parameter.KEYWORD_ONLY in kinds:
+        options = [key for key in options if known[key].kind is inspect.Parameter.KEYWORD_ONLY]
+    way_out = f"Its options are {', '.join(options)}."
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        way_out += (
+            " Arguments of your function are positional here: bind one that is given by its name, "
+            f"functools.partial(fn, {unknown}=...)."
+        )
+    error.args = (f"{name} takes no option {unknown!r}{close_to(unknown, options)}. {way_out}",)
 
 
 def _is_raised_here(traceback: TracebackType | None) -> bool:

@@ -58,6 +58,10 @@ def checked(x):
         raise TypeError("fn must return a number, got None.")
     return x
 
+@public("jrc.with_options")
+def with_options(fn, *args, scale=1, steps=2):
+    return fn(*args)
+
 @public("jrc.Kind.name")
 def name_of_it():
     return running_name()
@@ -107,6 +111,17 @@ def test_errors_of_jax_and_python_are_left_alone():
     assert text_of(fake["check"]).startswith("check() missing 1 required")
     assert text_of(fake["check"], "a").startswith("'<' not supported")
     assert text_of(fake["own"], KeyError) == "" and text_of(fake["own"], OSError, 2, "x") != ""
+
+
+def test_an_option_that_is_not_taken_is_named_with_those_that_are():
+    text = text_of(fake["with_options"], failing, 1, scal=2)
+    assert text == (
+        "jrc.with_options takes no option 'scal' (did you mean 'scale'?). Its options are scale, "
+        "steps. Arguments of your function are positional here: bind one that is given by its "
+        "name, functools.partial(fn, scal=...)."
+    )
+    assert text_of(fake["check"], y=3) == "jrc.check takes no option 'y'. Its options are least."
+    assert text_of(fake["with_options"], lambda: failing(x=1)).startswith("failing() got an unexp")
 
 
 def test_a_traceback_is_that_of_the_function_itself():

@@ -56,7 +56,7 @@ class Planning:
         one_of(self.minimize, "minimize", ("time", "flops"))
         if self.budget is None:
             return self._check_alone()
-        checked_budget(self.budget)
+        checked_budget(self.budget, "memory_budget")
         if via == "pmap":
             raise ValueError(
                 "memory_budget must be used with a single program, got via='pmap', which makes "

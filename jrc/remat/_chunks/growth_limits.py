@@ -68,7 +68,7 @@ class ProgramFacts:
         for p in reversed(range(len(program.eqns))):
             arrays = (v for v in program.eqns[p].outvars if shape_of(v))
             after = (c for v in arrays for c in program.consumers.get(v, ()))
-            if _is_product(program.eqns[p]) or not found.isdisjoint(after):
+            if is_product(program.eqns[p]) or not found.isdisjoint(after):
                 found.add(p)
         return found
 
@@ -77,7 +77,7 @@ class ProgramFacts:
         return MadeInside(self.program, independent_axes)
 
 
-def _is_product(eqn: Any) -> bool:
+def is_product(eqn: Any) -> bool:
     """Whether an equation multiplies matrices, or is a convolution."""
     return facts_of(eqn).is_contraction and equation_flops(eqn) > 0
 

@@ -76,18 +76,22 @@ class BudgetError(ValueError):
         return BudgetError(taken, self.least_bytes, self.plan)
 
 
-def checked_budget(budget: object) -> Budget:
+def checked_budget(budget: object, name: str = "budget") -> Budget:
     """Return a budget as bytes (`int`), as a fraction (`float` in [0, 1]), or as a `Share`.
+
+    Args:
+        budget: What was given.
+        name: What the option is called.
 
     Raises:
         TypeError: If it is neither a number nor text, or is traced.
         ValueError: If it is no size.
     """
     if isinstance(budget, str):
-        return _share_of(budget) or _of_text(budget, "budget")
+        return _share_of(budget) or _of_text(budget, name)
     if isinstance(budget, jax.core.Tracer):
         raise TypeError(
-            f"budget must be known before anything is traced, got {budget.aval}. Ask for "
+            f"{name} must be known before anything is traced, got {budget.aval}. Ask for "
             "the plan outside of jax.jit."
         )
     if isinstance(budget, np.generic | np.ndarray | jax.Array) and np.ndim(budget) == 0:
@@ -96,7 +100,7 @@ def checked_budget(budget: object) -> Budget:
         if 0.0 <= budget <= 1.0:
             return budget
         raise ValueError(
-            "budget as a float must be a fraction in [0, 1] between the least peak (0) and "
+            f"{name} as a float must be a fraction in [0, 1] between the least peak (0) and "
             f"that of the baseline (1), got {budget!r}. Write bytes as an int or as text: "
             "int(2e9), '2GiB'."
         )
@@ -106,13 +110,13 @@ def checked_budget(budget: object) -> Budget:
         size = None
     if size is None:
         raise TypeError(
-            "budget must be bytes (an int), text ('1.5GiB', '60%') or a fraction (a float in "
+            f"{name} must be bytes (an int), text ('1.5GiB', '60%') or a fraction (a float in "
             f"[0, 1]), got {type(budget).__name__} {budget!r}. Write '1.5GiB', '60%' or 0.5."
             + (_NO_LIMIT if budget is None else "")
         )
     if size <= 0:
         raise ValueError(
-            f"budget in bytes must be positive, got {size}. Write '1.5GiB', or a fraction "
+            f"{name} in bytes must be positive, got {size}. Write '1.5GiB', or a fraction "
             "as a float: 0.5."
         )
     return size
@@ -223,7 +227,10 @@ def _of_text(text: str, name: str) -> int:
         raise ValueError(
             f"{name} as text must be a number and a unit, such as '1.5GiB', '800MB' or "
             f"'123456 B', got {text!r}."
-            + (" A fraction is no text: write 0.5, or '60%' of the baseline." * (name == "budget"))
+            + (
+                " A fraction is no text: write 0.5, or '60%' of the baseline."
+                * name.endswith("budget")
+            )
         )
     return int(size)
 

@@ -99,9 +99,9 @@ class PlannerAsItIs:
         return self._traced(())
 
     @functools.cached_property
-    def digest(self) -> str:
-        """The digest of its program."""
-        return signature_of(self.traced, respect_checkpoints=True).digest
+    def signature(self) -> Signature:
+        """The signature of its program."""
+        return signature_of(self.traced, respect_checkpoints=True)
 
     @functools.cached_property
     def donated(self) -> tuple[int, ...]:
@@ -269,7 +269,7 @@ class PlannerAsItIs:
     def _function(self, chunks: tuple[Chunks, ...]) -> Callable[..., Any]:
         if not chunks:
             return self.fn
-        return chunked_function(self.fn, chunks, respect_checkpoints=True, digest=self.digest)
+        return chunked_function(self.fn, chunks, True, self.signature)
 
     def _traced(self, chunks: tuple[Chunks, ...]) -> TracedForPlan:
         if chunks not in self.traces:
@@ -311,7 +311,7 @@ class PlannerAsItIs:
             target=self.target.name if self.target else "",
             minimize="time" if self.device else "flops",
             chunks=form.chunks,
-            digest=self.digest if form.chunks else "",
+            whole=self.signature if form.chunks else None,
         )
 
     def _candidate(self, form: _Form, is_chosen: bool) -> PlanCandidate:

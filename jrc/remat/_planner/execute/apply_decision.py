@@ -23,11 +23,7 @@ def apply_decision[F: Callable[..., Any]](
         any_sizes: Whether the program may be one of the same operators on other sizes: a chunk that
             is shorter than the others.
     """
-    if not callable(fn):
-        raise TypeError(
-            f"the argument must be a function, got {type(fn).__name__}. Pass the function "
-            "that the plan was made for, and call what comes back."
-        )
+    check_is_function(fn)
 
     @named_like(fn)
     @public("jrc.Plan.apply")
@@ -46,12 +42,7 @@ def apply_decision[F: Callable[..., Any]](
             and found.written != signature.written
         ):
             difference = "its jax.checkpoint regions, which the plan leaves as written, are others"
-        if difference:
-            raise ValueError(
-                f"this plan was made for another program than that of `{name_of(fn)}`: "
-                f"{difference}. Shapes, types, operators and their order must be those that "
-                "jrc.plan saw; plan again with jrc.plan(fn, *args, budget=...)."
-            )
+        check_is_same(difference, name_of(fn))
         is_as_it_is = isinstance(decision, AsWritten) or not traced.regions
         if is_as_it_is and not isinstance(decision, Stages):
             return fn(*args, **kwargs)
@@ -64,3 +55,27 @@ def apply_decision[F: Callable[..., Any]](
         return out
 
     return planned  # type: ignore[return-value]
+
+
+def check_is_function(fn: object) -> None:
+    """Raise unless what a plan is applied to is a function."""
+    if not callable(fn):
+        raise TypeError(
+            f"the argument must be a function, got {type(fn).__name__}. Pass the function "
+            "that the plan was made for, and call what comes back."
+        )
+
+
+def check_is_same(difference: str | None, name: str) -> None:
+    """Raise where the program of a function differs from that which a plan was made for.
+
+    Args:
+        difference: How, in words; `None` if it does not.
+        name: What the function is called.
+    """
+    if difference:
+        raise ValueError(
+            f"this plan was made for another program than that of `{name}`: {difference}. Shapes, "
+            "types, operators and their order must be those that jrc.plan saw; plan again with "
+            "jrc.plan(fn, *args, budget=...)."
+        )

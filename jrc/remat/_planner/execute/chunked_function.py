@@ -8,7 +8,11 @@ from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.rewrite import in_chunks
 from jrc.remat._chunks.run_in_chunks import PlanOne, as_it_is
 from jrc.remat._gradient.variable_changes import write_changes
-from jrc.remat._planner.execute.apply_decision import apply_decision
+from jrc.remat._planner.execute.apply_decision import (
+    apply_decision,
+    check_is_function,
+    check_is_same,
+)
 from jrc.remat._planner.plan.decision import Decision
 from jrc.remat._planner.program.signature import Signature, signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
@@ -18,7 +22,7 @@ def chunked_function[F: Callable[..., Any]](
     fn: F,
     chunks: Sequence[Chunks],
     respect_checkpoints: bool,
-    digest: str | None,
+    signature: Signature | None,
     plan_one: PlanOne = as_it_is,
 ) -> F:
     """Return the function with regions in chunks, without `jax.checkpoint` regions of its own.
@@ -27,22 +31,21 @@ def chunked_function[F: Callable[..., Any]](
         fn: The function.
         chunks: The regions.
         respect_checkpoints: As for `traced_for_plan`.
-        digest: The digest of the program that the regions are of; `None` where that is known.
+        signature: That of the program that the regions are of; `None` where that is known.
         plan_one: As for `in_chunks`.
 
     Raises:
+        TypeError: If the function is none.
         ValueError: When called, if the program of the function is another.
     """
+    check_is_function(fn)
 
     @named_like(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         traced = traced_for_plan(fn, args, kwargs, respect_checkpoints)
-        if digest is not None and signature_of(traced, respect_checkpoints).digest != digest:
-            raise ValueError(
-                f"this plan was made for another program than that of `{name_of(fn)}`. Shapes, "
-                "types, operators and their order must be those that jrc.plan saw; plan again with "
-                "jrc.plan(fn, *args, budget=...)."
-            )
+        if signature is not None:
+            difference = signature.difference(signature_of(traced, respect_checkpoints))
+            check_is_same(difference, name_of(fn))
         whole = in_chunks(traced.program, chunks, plan_one)
         out, changes = traced.run(whole)
         write_changes((args, kwargs), changes, name_of(fn))
@@ -52,20 +55,20 @@ def chunked_function[F: Callable[..., Any]](
 
 
 def planned_chunks[F: Callable[..., Any]](
-    fn: F, chunks: Sequence[Chunks], digest: str, decision: Decision, signature: Signature
+    fn: F, chunks: Sequence[Chunks], whole: Signature, decision: Decision, signature: Signature
 ) -> F:
     """Return the function whose loss runs in chunks, each under a decision.
 
     Args:
         fn: The function.
         chunks: The whole loss, and behind it regions inside of one of its chunks.
-        digest: The digest of the program that the region is of.
+        whole: The signature of the program that the region is of.
         decision: What of a chunk is saved and recomputed.
         signature: That of the program of a chunk.
     """
     loss, *inside = chunks
     plan_one = plan_of_chunk(decision, signature, inside)
-    run = chunked_function(fn, [loss], signature.respect_checkpoints, digest, plan_one)
+    run = chunked_function(fn, [loss], signature.respect_checkpoints, whole, plan_one)
     return public("jrc.Plan.apply")(run)
 
 

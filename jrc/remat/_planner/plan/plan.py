@@ -57,7 +57,7 @@ class Plan:
         minimize: What it has the least of, among the candidates that fit: `"time"` or `"flops"`.
         chunks: The regions of the program that run in chunks; `decision` and `signature` are those
             of the program with these; or of one chunk, where the whole loss runs in chunks.
-        digest: The digest of the program without chunks; empty if nothing runs in chunks.
+        whole: The program without chunks; `None` if nothing runs in chunks.
     """
 
     budget: int
@@ -76,7 +76,7 @@ class Plan:
     baseline_recomputed: int = 0
     minimize: str = "flops"
     chunks: tuple[Chunks, ...] = ()
-    digest: str = dataclasses.field(default="", repr=False)
+    whole: Signature | None = dataclasses.field(default=None, repr=False)
 
     @property
     def reruns(self) -> bool:
@@ -108,11 +108,11 @@ class Plan:
                 types, operators, axes, lengths of loops. Numbers in it may change, and what a
                 `custom_vjp` or a `jax.checkpoint` policy saves is not compared.
         """
-        if self.plans_one_chunk:
-            return planned_chunks(fn, self.chunks, self.digest, self.decision, self.signature)
+        if self.plans_one_chunk and self.whole:
+            return planned_chunks(fn, self.chunks, self.whole, self.decision, self.signature)
         if self.chunks:
             respected = self.signature.respect_checkpoints
-            fn = chunked_function(fn, self.chunks, respected, self.digest)
+            fn = chunked_function(fn, self.chunks, respected, self.whole)
         return apply_decision(fn, self.decision, self.signature)
 
     @public("jrc.Plan.names")

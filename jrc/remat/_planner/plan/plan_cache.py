@@ -70,9 +70,7 @@ def plan_in(
         except (OSError, ValueError) as error:
             _logger.warning("jrc.plan: %s is no plan and is replaced (%s)", path, error)
         else:
-            found = plan.signature
-            is_same = plan.digest == signature.digest if plan.chunks else found == signature
-            if is_same:
+            if (plan.whole or plan.signature) == signature:
                 _logger.info("jrc.plan: found in %s", path)
                 return plan
     plan = find()

@@ -143,6 +143,8 @@ def bytes_of(budget: Budget, search: Search, baseline: Option) -> int:
     """Return a budget in bytes.
 
     Both ends of a fraction below 1 are compiled, and the search may compile some more between them.
+    A share is one of the function as it is, where its own `jax.checkpoint` regions need less than
+    the baseline, which has none.
     Where the compiler fails for the baseline its predicted peak counts.
 
     Args:
@@ -152,10 +154,10 @@ def bytes_of(budget: Budget, search: Search, baseline: Option) -> int:
     """
     if isinstance(budget, int):
         return budget
-    whole = search.attempt(baseline) if search.compilations else None
-    whole = search.expected(baseline) if whole is None else whole
+    whole = _peak(search, baseline)
     if isinstance(budget, Share):
-        return int(budget.of_baseline * whole)
+        as_written = (x for x in search.options if isinstance(x.decision, AsWritten))
+        return int(budget.of_baseline * min([whole, *(_peak(search, x) for x in as_written)]))
     if budget == 1:
         return whole
     if not search.compilations:
@@ -169,6 +171,12 @@ def bytes_of(budget: Budget, search: Search, baseline: Option) -> int:
         own = 0 if search.peaks.are_costs_exact else search.compilations - 1
         search.allow_more(max(SETTINGS.compiled_between, own))
     return int(ends[0] + budget * (ends[1] - ends[0]))
+
+
+def _peak(search: Search, option: Option) -> int:
+    """The compiled peak of an option; the expected one where nothing may be, or was, compiled."""
+    found = search.attempt(option) if search.compilations else None
+    return search.expected(option) if found is None else found
 
 
 def fitting_option(
@@ -238,7 +246,7 @@ def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
         target=problem.request.target,
         minimize="time" if isinstance(problem.unit, TimeUnit) else "flops",
         chunks=option.chunks,
-        digest=whole.function.signature.digest if option.chunks else "",
+        whole=whole.function.signature if option.chunks else None,
     )
 
 

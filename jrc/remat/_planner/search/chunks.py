@@ -23,7 +23,12 @@ from jrc.remat._chunks.regions_within import RegionInside, regions_within
 from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.execute.chunked_function import chunked_function
 from jrc.remat._planner.search.problem import Problem, Request
-from jrc.remat._planner.search.whole_loss import holds_all, in_chunks_of_loss, whole_loss_chunks
+from jrc.remat._planner.search.whole_loss import (
+    holds_all,
+    holds_all_products,
+    in_chunks_of_loss,
+    whole_loss_chunks,
+)
 from jrc.remat._planner.settings import SETTINGS
 from jrc.remat._planner.solver.option import Option
 
@@ -158,7 +163,7 @@ class _Look:
         """
         best, best_regions = without, list[RegionInside]()
         goes_on = self.wanted.is_urgent and math.isinf(without)
-        for regions in _distinct_regions(values_of, self.temporaries, may_be_all):
+        for regions in self._distinct_regions(values_of, may_be_all):
             ways = _fewer_bytes(regions, self.temporaries)
             cost = self._at(((*values_of.chunks, *each) for each in ways), without)
             is_worse = best <= cost < math.inf and not goes_on
@@ -171,6 +176,38 @@ class _Look:
             self._at([(*values_of.chunks, *smallest)] if smallest else [])
         return best
 
+    def _distinct_regions(self, problem: Problem, may_be_all: bool) -> Iterator[list[RegionInside]]:
+        """The regions around values wider than each share of the bytes, where they are others."""
+        found: set[Any] = set()
+        regions: list[RegionInside] = []
+        program = problem.function.traced.program
+        sizes = (int(share * self.temporaries) for share in SETTINGS.chunk_shares)
+        narrows = dict.fromkeys(max(size, SETTINGS.least_chunk) for size in sizes)
+        for narrow, around in itertools.product(narrows, sorted({False, may_be_all})):
+            if around and not any(x.path for x in regions):
+                continue  # there are no others with nothing inside of loops
+            regions = regions_within(
+                program,
+                narrow,
+                around,
+                problem.split,
+                problem.devices,
+                perturbed=problem.function.perturbed,
+            )
+            is_all = any(self._is_all(problem, each) for each in regions)
+            key = tuple((x.path, x.region.equations) for x in regions)
+            if regions and key not in found and (may_be_all or not is_all):
+                found.add(key)
+                yield regions
+
+    def _is_all(self, problem: Problem, each: RegionInside) -> bool:
+        """Whether a region holds all of a loss; where all may be in chunks, all that is dear."""
+        if each.path:
+            return False
+        if self.wanted.whole_loss:
+            return holds_all(problem, each.program, each.region.equations)
+        return holds_all_products(each.program, each.region.equations)
+
 
 def _is_inside(chunks: tuple[Chunks, ...], around: tuple[Chunks, ...]) -> bool:
     """Whether some regions in chunks are others with more inside of them."""
@@ -180,35 +217,6 @@ def _is_inside(chunks: tuple[Chunks, ...], around: tuple[Chunks, ...]) -> bool:
 def _about(option: Option) -> tuple[int, int]:
     """Peak and cost of an option, to a percent."""
     return round(100 * math.log(option.peak + 1)), round(100 * math.log(option.cost + 1))
-
-
-def _distinct_regions(
-    problem: Problem, temporaries: int, may_be_all: bool
-) -> Iterator[list[RegionInside]]:
-    """The regions around values wider than each share of the bytes, where they are others."""
-    found: set[Any] = set()
-    regions: list[RegionInside] = []
-    program = problem.function.traced.program
-    sizes = (int(share * temporaries) for share in SETTINGS.chunk_shares)
-    narrows = dict.fromkeys(max(size, SETTINGS.least_chunk) for size in sizes)
-    for narrow, around in itertools.product(narrows, sorted({False, may_be_all})):
-        if around and not any(x.path for x in regions):
-            continue  # there are no others with nothing inside of loops
-        regions = regions_within(
-            program,
-            narrow,
-            around,
-            problem.split,
-            problem.devices,
-            perturbed=problem.function.perturbed,
-        )
-        is_all = any(
-            not x.path and holds_all(problem, x.program, x.region.equations) for x in regions
-        )
-        key = tuple((x.path, x.region.equations) for x in regions)
-        if regions and key not in found and (may_be_all or not is_all):
-            found.add(key)
-            yield regions
 
 
 def _fewer_bytes(regions: Sequence[RegionInside], temporaries: int) -> Iterator[tuple[Chunks, ...]]:
@@ -235,8 +243,8 @@ def _in_chunks(problem: Problem, chunks: tuple[Chunks, ...]) -> Problem | None:
     first, *inside = chunks
     if first.is_whole_loss:
         return in_chunks_of_loss(problem, first, tuple(inside))
-    request, digest = problem.request, problem.function.signature.digest
-    fn = chunked_function(request.fn, chunks, request.respect_checkpoints, digest)
+    request, signature = problem.request, problem.function.signature
+    fn = chunked_function(request.fn, chunks, request.respect_checkpoints, signature)
     new = dataclasses.replace(request, fn=fn)
     return Problem.of(new).with_chunks(chunks)
 

@@ -21,13 +21,16 @@ from jrc._jaxpr import (
     Slices,
     abstract,
     evaluate,
+    inner_programs,
     nbytes,
     slice_program,
+    walk,
 )
 from jrc.remat._chunks.chunks import Chunks
 from jrc.remat._chunks.chunks_of_region import chunks_of
 from jrc.remat._chunks.counts import divisors, sizes
 from jrc.remat._chunks.form import program_in_form
+from jrc.remat._chunks.growth_limits import is_product
 from jrc.remat._chunks.region import Region
 from jrc.remat._chunks.regions_within import region_of_loss
 from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
@@ -105,6 +108,22 @@ def holds_all(problem: Problem, program: Program, equations: Sequence[int]) -> b
     """
     most = SETTINGS.cost_outside_loss * problem.cost / problem.times
     return _cost_outside(problem, program, equations) <= most
+
+
+def holds_all_products(program: Program, equations: Sequence[int]) -> bool:
+    """Return whether no product and no convolution of a program stays outside of these equations.
+
+    Args:
+        program: The program.
+        equations: Equations of the program.
+    """
+    outside = set(range(len(program.eqns))).difference(equations)
+    return not any(program.live()[p] and _multiplies(program.eqns[p]) for p in outside)
+
+
+def _multiplies(eqn: Any) -> bool:
+    inside = (each for jaxpr in inner_programs(eqn) for each, _ in walk(jaxpr))
+    return is_product(eqn) or any(map(is_product, inside))
 
 
 def _cost_outside(problem: Problem, program: Program, equations: Sequence[int]) -> int:
@@ -232,8 +251,7 @@ class _PlannedChunk(PlannedFunction):
 
     def applied(self, decision: Decision) -> Callable[..., Any]:
         """Return the function, each chunk under a decision."""
-        digest = self.whole.signature.digest
-        return planned_chunks(self.fn, self.chunks, digest, decision, self.signature)
+        return planned_chunks(self.fn, self.chunks, self.whole.signature, decision, self.signature)
 
     def gradient(self, decision: Decision) -> Any:
         """Return the jaxpr of value and gradients, each chunk under a decision."""

@@ -37,6 +37,32 @@ def test_one_step_more_does_not_fit():
         jrc.plan(loss, *make_args(found.recomputed + step), budget=budget, chunks=False)
 
 
+@pytest.mark.slow
+def test_a_head_that_is_nearly_all_of_a_model_runs_in_chunks():
+    """Whatever its logits need; what the layers save is what a batch ends at."""
+
+    def classify(p, x, labels):
+        for w in p["layers"]:
+            x = x + jnp.tanh(x @ w)
+        logits = x @ p["head"]
+        picked = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+        return jnp.mean(jax.nn.logsumexp(logits, axis=1) - picked)
+
+    def args(batch):
+        shapes = {"layers": [(32, 32)] * 4, "head": (32, 4096)}
+        weights = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s, jnp.float32),
+            shapes,
+            is_leaf=lambda s: type(s) is tuple,
+        )
+        x = jax.ShapeDtypeStruct((batch, 32), jnp.float32)
+        return weights, x, jax.ShapeDtypeStruct((batch,), jnp.int32)
+
+    found = jrc.largest_batch(args, classify, "8MiB", multiple_of=64)
+    assert found.recomputed > 8 * found.plain > 0
+    assert found.plan.chunks and found.plan.verified.peak_bytes <= 2**23
+
+
 def test_limits():
     none = jrc.largest_batch(make_args, loss, 1000)
     assert none[:5] == (0, 0, None, 2**20, None) and none.least_bytes > 1000

@@ -79,6 +79,20 @@ def test_a_share_of_the_baseline():
         jrc.plan(jnp.sin, jnp.ones(9), budget="50%", argnums=None)
 
 
+def test_a_share_of_a_function_with_checkpoints_of_its_own():
+    """It is one of the function as it is, which needs less than the baseline."""
+
+    def checkpointed(ws, x):
+        for pair in zip(ws[::2], ws[1::2], strict=True):
+            x = jax.checkpoint(lambda ws, x: jnp.tanh(jnp.tanh(x @ ws[0]) @ ws[1]))(pair, x)
+        return jnp.sum(x**2)
+
+    needed = memory_needed(jax.jit(jax.value_and_grad(checkpointed)).lower(*NET)).peak
+    plan = jrc.plan(checkpointed, *NET, budget="100%", minimize="flops")
+    baseline = next(each for each in plan.candidates if each.name == "baseline")
+    assert plan.verified.peak_bytes <= plan.budget == needed < baseline.verified.peak_bytes
+
+
 def test_a_reserve_is_taken_off():
     most = ends()[1]
     moments = jax.eval_shape(optax.adamw(1e-3).init, NET[0])

@@ -100,8 +100,10 @@ def test_the_last_of_a_prime_number_of_examples_are_a_shorter_chunk(fn):
     run = jax.jit(jax.value_and_grad(again.apply(fn), has_aux=has_aux))
     close(run(*args), jax.jit(jax.value_and_grad(fn, has_aux=has_aux))(*args))
     assert flops(jax.make_jaxpr(run)(*args)) == plan.verified.flops
-    with pytest.raises(ValueError, match="made for another program"):
+    with pytest.raises(ValueError, match=r"another program .* was float32\[8191,\d+\], now it is"):
         again.apply(fn)(WEIGHTS, X[:8190], Y[:8190])
+    with pytest.raises(TypeError, match="must be a function, got int"):
+        again.apply(3)
 
 
 def test_flops_are_those_of_the_program_that_runs():
