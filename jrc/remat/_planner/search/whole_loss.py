@@ -63,7 +63,7 @@ def whole_loss_chunks(problem: Problem, temporaries: int) -> list[Chunks]:
         return []
     program, region = found.program, found.region
     loss = _loss(program, region)
-    if loss is None or _is_cut_late(program, region, perturbed):
+    if loss is None or not _can_be_planned(program, region, perturbed):
         return []
     # Of the leanest option half as much as in proportion may fit; more would be in vain.
     fewest = min(each.peak for each in problem.options) / problem.parts / (2 * temporaries)
@@ -73,11 +73,16 @@ def whole_loss_chunks(problem: Problem, temporaries: int) -> list[Chunks]:
     return [dataclasses.replace(each, loss=loss, forms=found.forms) for each in chunks]
 
 
-def _is_cut_late(program: Program, region: Region, perturbed: Sequence[int]) -> bool:
-    """Whether the data are cut behind something that is differentiated, which nothing plans."""
+def _can_be_planned(program: Program, region: Region, perturbed: Sequence[int]) -> bool:
+    """Whether a chunk has a gradient, and no data are cut behind something differentiated.
+
+    Nothing plans what is computed in front of the chunks.
+    """
     inputs, loss = program.jaxpr.invars, program.jaxpr.outvars[:1]
     active = active_variables(program, [inputs[i] for i in perturbed], loss)
-    return any(v in active and program.producer[v] != INPUT for v, _ in region.slices.given)
+    cut = [v for v, _ in region.slices.given if v in active]
+    is_differentiated = cut or not active.isdisjoint(region.slices.whole)
+    return bool(is_differentiated) and all(program.producer[v] == INPUT for v in cut)
 
 
 def _counts(slices: int, fewest: float, most: int) -> list[int]:

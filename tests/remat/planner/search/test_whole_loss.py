@@ -106,6 +106,15 @@ def test_the_last_of_a_prime_number_of_examples_are_a_shorter_chunk(fn):
         again.apply(3)
 
 
+def test_a_loss_of_data_alone_is_no_loss_of_chunks():
+    """Its gradient is zero, and that of a chunk there is none."""
+    fn = lambda w, x: jnp.mean(jnp.tanh(x @ jax.lax.stop_gradient(w)) ** 2)  # noqa: E731
+    w, x = jnp.ones((16, 1024)), jnp.ones((4096, 16))
+    plan = jrc.plan(fn, w, x, budget="400kB")
+    assert not plan.plans_one_chunk and plan.verified.peak_bytes <= 400_000
+    np.testing.assert_array_equal(jax.jit(jax.grad(plan.apply(fn)))(w, x), jnp.zeros_like(w))
+
+
 def test_flops_are_those_of_the_program_that_runs():
     plan = planned(loss_and_metrics)
     run = jax.value_and_grad(plan.apply(loss_and_metrics), has_aux=True)
