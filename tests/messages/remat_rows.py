@@ -160,6 +160,8 @@ ROWS = [
     Row("jrc.chunked", "an axis that is not independent",
         lambda: jrc.chunked(lambda x: jnp.cumsum(x, 0), chunks=2)(X), Value,
         "in_axes must name an axis along which", "cumsum", "Cut another axis"),
+    Row("jrc.chunked", "no chunks", lambda: jrc.chunked(jnp.tanh, chunks=0), Value,
+        "chunks must be a whole number >= 1", "got 0", "Write chunks=8"),
     Row("jrc.chunked", "more chunks than slices",
         lambda: jrc.chunked(jnp.tanh, chunks=99)(X), Value,
         "chunks must be at most the slices of the axis", "got 99", "Write chunks="),

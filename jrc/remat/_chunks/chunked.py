@@ -96,7 +96,8 @@ def chunked(
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}. Pass the function itself.")
-    count = whole_number(chunks, "chunks", least=1)
+    remedy = "Write chunks=8: each chunk is an eighth of the axis then."
+    count = whole_number(chunks, "chunks", least=1, remedy=remedy)
     _check_axes(in_axes, "in_axes")
     _check_axes(out_axes, "out_axes")
 
@@ -248,9 +249,10 @@ def _broadcast(axes: Axes, tree: Any, name: str, what: str) -> list[Any]:
     try:
         full = jax.tree.broadcast(known, tree)
     except ValueError as error:
+        where = str(error).partition("\n")[0]
         raise ValueError(
             f"{name} must begin the tree of the {what}, got {axes!r}. Write one axis for all of "
-            f"them, or one for each, `None` for what has none ({error})."
+            f"them, or one for each, `None` for what has none ({where})."
         ) from None
     return [None if x is _WHOLE else x for x in jax.tree.leaves(full)]
 
