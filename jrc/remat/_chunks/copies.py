@@ -8,12 +8,12 @@ divided by the mean of a matrix needs all of it first: with a copy it is compute
 >>> sums = lambda z: jnp.sum(jnp.max(z, axis=0)) + jnp.sum(jnp.max(z, axis=1))
 >>> loss = lambda x, y: sums(x @ y)
 >>> program = Program(jax.make_jaxpr(loss)(jnp.ones((64, 2)), jnp.ones((2, 64))))
->>> copies_of_wide(program, narrow=2**10, held=())
+>>> copies_of_wide(program, narrow=2**10, held=(), groups=by_pass_and_axis)
 [(3, (0,), 3)]
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import (
@@ -34,8 +34,12 @@ Copies = tuple[tuple[int, tuple[int, ...], int], ...]
 first; see `copy_for_readers`."""
 
 
+_NUMBER = 16
+"""Bytes of a number, at most."""
+
+
 def copies_of_wide(
-    program: Program, narrow: int, held: Collection[int]
+    program: Program, narrow: int, held: Collection[int], groups: "Groups"
 ) -> list[tuple[int, tuple[int, ...], int]]:
     """Return what is copied for readers of wide values.
 
@@ -43,6 +47,7 @@ def copies_of_wide(
         program: The program, without `jit` calls.
         narrow: Bytes of the widest value that stays whole.
         held: Equations of regions that were found without copies.
+        groups: Which readers of a value read the same copy.
 
     Returns:
         What `copy_for_readers` takes.
@@ -54,11 +59,14 @@ def copies_of_wide(
         if not program.live()[p] or p in held or len(wide) != 1:
             continue
         (v,) = wide
-        groups = _groups(uses, v, narrow)
-        chain = _makers(program, v, narrow) if len(set(groups.values())) > 1 else None
+        readers = uses.of(v)
+        if len(readers) < 2 or len(program.eqns) in readers:
+            continue  # a result of the program is one value
+        group_of = groups(uses, v, readers, narrow)
+        chain = _makers(program, v, narrow) if len(set(group_of.values())) > 1 else None
         if chain is not None:
             before, first = None, dict[Any, int]()
-            for reader, group in sorted(groups.items()):
+            for reader, group in sorted(group_of.items()):
                 like = first.setdefault(group, reader)
                 if before not in (None, group):
                     copied.setdefault((reader, like), set()).update(chain)
@@ -85,15 +93,21 @@ class _Uses:
         return [reader for reader in readers if (v, reader) not in self.of_copies]
 
 
-def _groups(uses: _Uses, v: Any, narrow: int) -> dict[int, tuple[int, int]]:
-    """The readers of a value, each with what those have in common that read the same copy.
+Groups = Callable[["_Uses", Any, Sequence[int], int], Mapping[int, Any]]
+"""The readers of a value, each with what those have in common that read the same copy."""
 
-    That is how many passes over the value are needed before, and a number for an axis along which
-    they read slices.
+
+def by_pass_and_axis(
+    uses: _Uses, v: Any, readers: Sequence[int], narrow: int
+) -> dict[int, tuple[int, int]]:
+    """Return how many passes over a value readers need before, and a number for a common axis.
+
+    Args:
+        uses: Which equations read which values.
+        v: The value.
+        readers: Its readers.
+        narrow: Bytes of the widest value that stays whole.
     """
-    readers = uses.of(v)
-    if len(readers) < 2 or len(uses.program.eqns) in readers:
-        return {}  # a result of the program is one value
     axes = range(len(shape_of(v)))
     common: list[tuple[int, set[int]]] = []
     found = dict[int, tuple[int, int]]()
@@ -108,6 +122,27 @@ def _groups(uses: _Uses, v: Any, narrow: int) -> dict[int, tuple[int, int]]:
             common.append((turn, along))
         found[reader] = turn, place
     return found
+
+
+def by_more_than_a_number(
+    uses: _Uses, v: Any, readers: Sequence[int], narrow: int
+) -> dict[int, int]:
+    """Return which readers need each other, or meet in more than a number: such as terms of a loss.
+
+    Args:
+        uses: Which equations read which values.
+        v: The value.
+        readers: Its readers.
+        narrow: Bytes of the widest value that stays whole.
+    """
+    reached = {reader: _reached(uses, [reader], _NUMBER) for reader in readers}
+    needing = {reader: _reached(uses, [reader], -1) for reader in readers}
+    group = {reader: reader for reader in readers}
+    for reader, other in itertools.product(readers, readers):
+        if other in needing[reader] or not reached[other].isdisjoint(reached[reader]):
+            old, new = group[other], group[reader]
+            group = {k: new if g == old else g for k, g in group.items()}
+    return group
 
 
 def _reads_slices(uses: _Uses, v: Any, axis: int, reader: int, narrow: int) -> bool:

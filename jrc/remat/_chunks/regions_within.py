@@ -34,7 +34,7 @@ from jrc._specs import axes_of
 from jrc._tree import is_floating
 from jrc.remat._chunks.chunks import Chunks, Form
 from jrc.remat._chunks.chunks_of_region import chunks_of
-from jrc.remat._chunks.copies import copies_of_wide
+from jrc.remat._chunks.copies import by_more_than_a_number, by_pass_and_axis, copies_of_wide
 from jrc.remat._chunks.counts import chunk_count
 from jrc.remat._chunks.form import form_for
 from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_alone, sharded_region
@@ -194,6 +194,8 @@ class _RegionSearch:
         if all(each.outside.fine for each in found):
             for copied in self._with_copies(given, first):
                 found += [copied, *self._with_reads_apart(given, copied)]
+                if not found[-1].outside.fine:
+                    break
         found = [each for each in found if each.outside.all <= first.outside.all]
         return min(found, key=lambda each: each.outside.fine).regions
 
@@ -209,9 +211,10 @@ class _RegionSearch:
         """The regions with copies for readers of wide values, if there are any."""
         program, narrow = before.program, self.narrow * self.devices
         held = _held(program, len(given.path), _fine(before.regions, narrow))
-        if copied := copies_of_wide(program, narrow, held):
-            copies = numbered_copies(program, copied)
-            yield self._attempt(given, dataclasses.replace(before.form, copies=copies))
+        for groups in (by_pass_and_axis, by_more_than_a_number):
+            if copied := copies_of_wide(program, narrow, held, groups):
+                copies = numbered_copies(program, copied)
+                yield self._attempt(given, dataclasses.replace(before.form, copies=copies))
 
     def _with_reads_apart(self, given: SearchedProgram, before: "_Attempt") -> "Iterator[_Attempt]":
         """The regions with operands as values of their own, where reads of them ended some."""
