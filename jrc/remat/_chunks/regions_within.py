@@ -211,7 +211,7 @@ class _RegionSearch:
         """The regions with copies for readers of wide values, if there are any."""
         program, narrow = before.program, self.narrow * self.devices
         held = _held(program, len(given.path), _fine(before.regions, narrow))
-        for groups in (by_pass_and_axis, by_more_than_a_number):
+        for groups in (by_more_than_a_number, by_pass_and_axis):
             if copied := copies_of_wide(program, narrow, held, groups):
                 copies = numbered_copies(program, copied)
                 yield self._attempt(given, dataclasses.replace(before.form, copies=copies))
