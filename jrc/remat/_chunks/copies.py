@@ -33,7 +33,6 @@ Copies = tuple[tuple[int, tuple[int, ...], int], ...]
 """For the position of a reader, the equations whose copies it reads, and the reader that has them
 first; see `copy_for_readers`."""
 
-
 _NUMBER = 16
 """Bytes of a number, at most."""
 

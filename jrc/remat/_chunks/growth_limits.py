@@ -78,7 +78,7 @@ class ProgramFacts:
 
 
 def is_product(eqn: Any) -> bool:
-    """Whether an equation multiplies matrices, or is a convolution."""
+    """Return whether an equation multiplies matrices, or is a convolution."""
     return facts_of(eqn).is_contraction and equation_flops(eqn) > 0
 
 

@@ -56,8 +56,8 @@ def wide_regions(
         if nbytes(v.aval) > narrow
     ]
     facts = ProgramFacts(program, ends, perturbed)
-    limits = Limits(facts, narrow, frozenset(apart), lies_across, accepts)
-    limits.conflicts = set() if conflicts is None else conflicts
+    met = set[tuple[int, int]]() if conflicts is None else conflicts
+    limits = Limits(facts, narrow, frozenset(apart), lies_across, accepts, conflicts=met)
     taken = limits.taken
     for _, p, v in sorted(wide, key=lambda each: each[:2], reverse=True):
         if -p not in taken and -p not in limits.apart:
