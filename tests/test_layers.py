@@ -33,7 +33,6 @@ LAYERS = (
     {"cli"},
     {"__main__"},
 )
-# What still reads parameters of equations, and should ask `jrc._jaxpr`. Entries go, none comes.
 REMAT_LAYERS = (
     {"_policy"},
     {"_region"},

@@ -7,6 +7,7 @@ from jrc._jaxpr.atoms import shape_of as shape_of
 from jrc._jaxpr.axes import dimension_numbers as dimension_numbers
 from jrc._jaxpr.axes import has_batch_axes as has_batch_axes
 from jrc._jaxpr.axes import has_channels_last as has_channels_last
+from jrc._jaxpr.axes import is_convolution as is_convolution
 from jrc._jaxpr.axes import is_plain_convolution as is_plain_convolution
 from jrc._jaxpr.axes import operand_axes as operand_axes
 from jrc._jaxpr.axes import reduced_axes as reduced_axes

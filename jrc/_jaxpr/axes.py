@@ -38,6 +38,11 @@ def dimension_numbers(eqn: JaxprEqn) -> Any:
     return eqn.params["ragged_dot_dimension_numbers" if is_ragged else "dimension_numbers"]
 
 
+def is_convolution(eqn: JaxprEqn) -> bool:
+    """Return whether this is a convolution."""
+    return eqn.primitive.name == "conv_general_dilated"
+
+
 def has_channels_last(eqn: JaxprEqn) -> bool:
     """Return whether a convolution's images have their channels last, and its kernel too.
 

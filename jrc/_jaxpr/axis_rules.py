@@ -121,15 +121,15 @@ def broadcast(eqn: JaxprEqn) -> list[IndependentAxis]:
 
 def reshape(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes that stay contiguous: of axes that are merged or split, the first one."""
-    if eqn.params.get("dimensions") is not None:
-        return []
+    shape = shape_of(eqn.invars[0])
+    order = eqn.params.get("dimensions") or range(len(shape))  # that in which axes are merged
     found = []
-    for before, after in same_entries(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])):
+    for before, after in same_entries([shape[axis] for axis in order], shape_of(eqn.outvars[0])):
         if before and after:
-            (axis, length), (to, other) = before[0], after[0]
+            (place, length), (to, other) = before[0], after[0]
             parts = math.gcd(length, other)
             if parts > 1:
-                found.append(IndependentAxis((axis,), (to,), parts))
+                found.append(IndependentAxis((order[place],), (to,), parts))
     return found
 
 
@@ -276,13 +276,16 @@ def dot_general(eqn: JaxprEqn) -> list[IndependentAxis]:
 
 
 def convolution(eqn: JaxprEqn) -> list[IndependentAxis]:
-    """Return the batch, the output features, and the input features as a sum, where not grouped."""
+    """Return the batch, groups, or output features, and input features as a sum."""
     numbers, params = dimension_numbers(eqn), eqn.params
     given, kernel, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     sizes = shape_of(eqn.invars[0]), shape_of(eqn.invars[1])
     found = []
     if params["batch_group_count"] == 1:
         found.append(IndependentAxis((given[0], None), (out[0],), sizes[0][given[0]]))
+    # Groups are of axes of the images, batch or features, and of the features of the result.
+    for axis, key in zip(given, ("batch_group_count", "feature_group_count"), strict=False):
+        found.append(IndependentAxis((axis, kernel[0]), (out[1],), params[key]))
     if params["batch_group_count"] == params["feature_group_count"] == 1:
         found.append(IndependentAxis((None, kernel[0]), (out[1],), sizes[1][kernel[0]]))
         found.append(

@@ -22,6 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from jrc._jaxpr.atoms import abstract, is_variable, shape_of
+from jrc._jaxpr.axes import is_convolution
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.custom_derivatives import (
@@ -366,6 +367,9 @@ def _resized(eqn: JaxprEqn, axis: IndependentAxis, share: Fraction) -> dict[str,
         numbers = params["dimension_numbers"]
         if axis.operands[0] not in numbers.operand_batching_dims:
             params["slice_sizes"] = shorter(params["slice_sizes"], axis.operands[0], share)
+    if is_convolution(eqn) and None not in axis.operands:  # some of its groups
+        for key in ("batch_group_count", "feature_group_count"):
+            params[key] = max(int(params[key] * share), 1)
     return params
 
 

@@ -1,4 +1,4 @@
-"""Recomputation: cut a function at named boundaries and re-run what lies between."""
+"""What is saved, recomputed, run in chunks or moved to the host: by hand, and planned."""
 
 from jrc.remat._chunks.chunked import chunked as chunked
 from jrc.remat._flax.recompute_module import recompute_module as recompute_module
@@ -9,8 +9,8 @@ from jrc.remat._planner.budget import BudgetError as BudgetError
 from jrc.remat._planner.budget import checked_budget as checked_budget
 from jrc.remat._planner.budget import checked_compilations as checked_compilations
 from jrc.remat._planner.budget import checked_reserve as checked_reserve
-from jrc.remat._planner.costs.host_bandwidth import check_offload as check_offload
-from jrc.remat._planner.costs.host_bandwidth import host_bandwidth as host_bandwidth
+from jrc.remat._planner.costs.copy_bandwidth import check_offload as check_offload
+from jrc.remat._planner.costs.copy_bandwidth import copy_bandwidth_of as copy_bandwidth_of
 from jrc.remat._planner.largest_batch import LargestBatch as LargestBatch
 from jrc.remat._planner.largest_batch import largest_batch as largest_batch
 from jrc.remat._planner.make_plan import plan as plan

@@ -18,8 +18,8 @@ from jrc.remat import (
     check_offload,
     checked_budget,
     checked_compilations,
+    copy_bandwidth_of,
     device_of,
-    host_bandwidth,
     plan_within,
 )
 from jrc.train._loss import result_of
@@ -109,7 +109,7 @@ class Budgeted:
                 functools.partial(_has_aux, self._loss_fn, state.model_state),
                 platform=device.platform,
                 respect_checkpoints=asked.respect_checkpoints,
-                copy_rate=host_bandwidth(asked.offload, None, leaves),
+                copy_bandwidth=copy_bandwidth_of(asked.offload, None, leaves),
                 placed=self._build(self._loss_fn).placed_inside(state, batch),
                 target=_target(device),
                 compilations=asked.compilations,

@@ -125,6 +125,13 @@ SAMPLES = {
     "grouped": (lambda x, w: lax.conv_general_dilated(
         x, w, (1, 1), "SAME", dimension_numbers=LAYOUT, feature_group_count=2),
         np.concatenate([IMAGE, IMAGE], 3), KERNEL),
+    "grouped batches": (lambda x, w: lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=LAYOUT, batch_group_count=2),
+        np.concatenate([IMAGE, IMAGE + 1], 0), KERNEL),
+    "gradients of each example's kernel": (
+        jax.vmap(jax.grad(lambda w, x: jnp.sum(jnp.tanh(lax.conv_general_dilated(
+            x[None], w, (1, 1), "SAME", dimension_numbers=LAYOUT)))), (None, 0)), KERNEL, IMAGE),
+    "merge in another order": (lambda x: lax.reshape(x, (8, 3), (1, 0, 2)), X),
     "pooling": (lambda x: lax.reduce_window(
         x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"), IMAGE),
     "fft": (lambda x: jnp.fft.rfft(x).real, X), "fft of two": (lambda x: jnp.fft.fft2(x).real, X),
@@ -254,6 +261,11 @@ def test_the_axes_that_are_found():
     assert axes(lambda x: lax.while_loop(lambda y: y.sum() < 9, lambda y: y + 1, x), X) == {}
     assert axes(lambda x: (jax.debug.print("{}", x), x * 2)[1], X) == {}
     assert axes(lambda x: x @ x.T, X[0]) == {0: {1: 3}}
+    assert axes(lambda x: lax.reshape(x, (8, 3), (1, 0, 2)), X) == {0: {1: 4, 2: 3}}
+    kernels, *images = SAMPLES["gradients of each example's kernel"]
+    assert axes(kernels, *images)[1][0] == len(IMAGE)
+    grouped, *images = SAMPLES["grouped batches"]
+    assert axes(grouped, *images)[0][0] == 2
 
 
 def test_a_merge_of_axes_has_the_parts_of_the_first():

@@ -76,6 +76,7 @@ class Chunks:
         shards: How devices split the region; the outermost first.
         forms: The forms of the program and of those inside of it along the path, down to that
             which the region is of; of all regions of a program the same.
+        are_in_turn: Whether chunks follow each other in the program, and there is no loop.
     """
 
     path: tuple[int, ...]
@@ -89,6 +90,7 @@ class Chunks:
     loss: int | None = None
     shards: tuple[Shards, ...] = ()
     forms: tuple[Form, ...] = ()
+    are_in_turn: bool = False
 
     @property
     def form(self) -> Form:

@@ -21,6 +21,7 @@ from jrc._jaxpr import (
     SplitValues,
     in_shard_map,
     inlined_program,
+    is_convolution,
     is_manual,
     is_variable,
     nbytes,
@@ -44,8 +45,7 @@ from jrc.remat._chunks.regions import region_of_widest, wide_regions
 from jrc.remat._chunks.searched_program import SearchedProgram
 from jrc.remat._gradient.activity import differentiated_results
 
-_LARGE = 2**24
-"""Bytes of a chunk that keep a device busy."""
+_LARGE = 2**24  # bytes of a chunk that keep a device busy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,11 +70,12 @@ class RegionInside:
     slices: int
     forms: tuple[Form, ...] = ()
 
-    def chunks(self, most_bytes: int) -> Chunks | None:
+    def chunks(self, most_bytes: int, most_in_turn: int = 0) -> Chunks | None:
         """Return the region in chunks of about so many bytes; `None` where it needs no more.
 
         Args:
             most_bytes: Bytes of a chunk, on one device.
+            most_in_turn: If it convolves, at most so many chunks are in no loop.
         """
         # Each chunk reads all of what it reads whole, which should be less than what it makes.
         devices = math.prod(each.parts for each in self.parts)
@@ -84,8 +85,19 @@ class RegionInside:
         count = chunk_count(self.slices, size, most)
         if count < 2:
             return None
+        return self.in_so_many(count, most_in_turn)
+
+    def in_so_many(self, count: int, most_in_turn: int = 0) -> Chunks:
+        """Return the region in so many chunks.
+
+        Args:
+            count: How many.
+            most_in_turn: As for `chunks`.
+        """
         chunks = chunks_of(self.program, self.region, count, self.path, self.parts)
-        return dataclasses.replace(chunks, forms=self.forms)
+        eqns = (self.program.eqns[p] for p in self.region.equations)
+        in_turn = count <= most_in_turn and not self.path and any(map(is_convolution, eqns))
+        return dataclasses.replace(chunks, forms=self.forms, are_in_turn=in_turn)
 
 
 def regions_within(

@@ -135,7 +135,17 @@ def _region_run(
     ) -> list[Any]:
         wanted = {v for v, i in zip(made, which, strict=True) if results[i] in differentiated}
         loss = None if choice.loss is None else list(which).index(choice.loss)
-        return run_in_chunks(slices, choice.chunks, values, made, False, plan_one, loss, wanted)
+        return run_in_chunks(
+            slices,
+            choice.chunks,
+            values,
+            made,
+            recompute=False,
+            plan_one=plan_one,
+            loss=loss,
+            differentiated=wanted,
+            are_in_turn=choice.are_in_turn,
+        )
 
     if not choice.shards:
         return lambda values: in_chunks(slices, values, results, range(len(results)))

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jrc._jaxpr import INPUT, Slices, counted, evaluate, is_variable, slice_program
 from jrc._tree import is_floating
 from jrc.remat._chunks.counts import sizes
+from jrc.remat._chunks.steps import Scan, in_loop, in_turn
 from jrc.remat._chunks.sum_and_gradient import (
     Inputs,
     added,
@@ -90,6 +91,7 @@ def run_in_chunks(
     plan_one: PlanOne = as_it_is,
     loss: int | None = None,
     differentiated: Set[Any] = frozenset(),
+    are_in_turn: bool = False,
 ) -> list[Any]:
     """Run what is computed slice by slice, and return results of it.
 
@@ -104,7 +106,9 @@ def run_in_chunks(
             chunks are not planned.
         differentiated: Results whose derivatives are all wanted, as far as that is known. Where
             there are several the gradient of each would be a pass, so that chunks are recomputed.
+        are_in_turn: Whether chunks follow each other in the program, and there is no loop.
     """
+    scan = in_turn if are_in_turn else in_loop
     sums = [v for v in results if v in slices.sums]
     joined = [v for v in results if v not in slices.sums]
     cuts = _Cuts(slices, chunks)
@@ -128,9 +132,9 @@ def run_in_chunks(
     is_one_pass = len(varying) < 2 or not varying <= differentiated
     if not joined and is_one_pass and can_pair([v.aval for v in sums], inputs, program.eqns):
         avals, first = [v.aval for v in sums], None if loss is None else sums.index(results[loss])
-        totals, pieces = sum_and_gradient(functions, inputs, avals, varies, first), []
+        totals, pieces = sum_and_gradient(functions, inputs, avals, varies, first, scan), []
     else:
-        totals, pieces = _loop(functions, inputs, sums, recompute, len(numbers))
+        totals, pieces = _loop(functions, inputs, sums, recompute, len(numbers), scan)
     found = dict(zip(sums, totals, strict=True))
     for v, (stacked, *last) in zip(joined, pieces, strict=True):
         axis = slices.axes[v]
@@ -194,13 +198,18 @@ def _tied(counts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
 
 
 def _loop(
-    functions: Sequence[Any], inputs: Inputs, sums: Sequence[Any], recompute: bool, counts: int
+    functions: Sequence[Any],
+    inputs: Inputs,
+    sums: Sequence[Any],
+    recompute: bool,
+    counts: int,
+    scan: Scan,
 ) -> tuple[list[Any], list[tuple[Any, ...]]]:
     """The sums, and of other results the stacked chunks and the last one."""
     dtypes = [x.dtype for x in inputs.whole]
 
     def body_of(one: Any) -> Any:
-        def body(totals: Any, whole: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
+        def body(totals: Any, parts: list[Any], whole: list[Any]) -> tuple[list[Any], list[Any]]:
             as_given = [x.astype(dtype) if x.dtype != dtype else x
                         for x, dtype in zip(whole, dtypes, strict=True)]  # fmt: skip
             parts, numbers = parts[: len(parts) - counts], parts[len(parts) - counts :]
@@ -214,13 +223,10 @@ def _loop(
     # The gradients of whole values are summed over chunks in the type that they have outside.
     whole = [x.astype(raised(x.dtype)) if is_floating(x) else x for x in inputs.whole]
     bodies = [body_of(one) for one in functions]
-    totals, stacked = jax.lax.scan(
-        lambda totals, parts: bodies[0](totals, whole, parts),
-        zeros_for([v.aval for v in sums]),
-        inputs.parts,
-    )
+    start = zeros_for([v.aval for v in sums])
+    totals, stacked = scan(bodies[0], start, inputs.parts, whole)
     pieces = [(x,) for x in stacked]
     if inputs.rest:
-        totals, last = bodies[-1](totals, whole, inputs.rest)
+        totals, last = bodies[-1](totals, inputs.rest, whole)
         pieces = list(zip(stacked, last, strict=True))
     return [x.astype(v.aval.dtype) for x, v in zip(totals, sums, strict=True)], pieces

@@ -23,6 +23,7 @@ from jrc._jaxpr import (
     zeros_of,
 )
 from jrc._tree import is_floating, sum_dtype, varying_axes
+from jrc.remat._chunks.steps import Scan, in_loop
 
 
 class Inputs(NamedTuple):
@@ -90,6 +91,7 @@ def sum_and_gradient(
     avals: Sequence[Any],
     varies: Sequence[bool],
     first: int | None = None,
+    scan: Scan = in_loop,
 ) -> list[Any]:
     """Return sums over chunks, scalars where they are floating.
 
@@ -101,6 +103,7 @@ def sum_and_gradient(
         varies: Of each whether it is a differentiable function of the inputs.
         first: Which of them is the loss, if that is known: its pass makes the values of all, so
             that a pass of another whose gradient is not wanted is dead.
+        scan: What runs the steps over equal chunks.
     """
 
     def lowered(totals: Sequence[Any]) -> list[Any]:
@@ -108,15 +111,17 @@ def sum_and_gradient(
 
     @jax.custom_jvp
     def loss_in_chunks(inputs: Inputs) -> list[Any]:
-        def body(one: Any, totals: list[Any], parts: list[Any]) -> tuple[list[Any], None]:
-            return added(totals, one(*inputs.whole, *parts)), None
+        def body(
+            one: Any, totals: list[Any], parts: list[Any], whole: list[Any]
+        ) -> tuple[list[Any], None]:
+            return added(totals, one(*whole, *parts)), None
 
-        return lowered(_over_chunks(body, functions, zeros_for(avals), inputs)[0])
+        return lowered(_over_chunks(body, functions, zeros_for(avals), inputs, scan)[0])
 
     def rule(primals: Any, tangents: Any) -> Any:
         (inputs,), (given,) = primals, tangents
         chosen = sorted((i for i, does in enumerate(varies) if does), key=lambda i: i != first)
-        totals, gradients = _sums_and_gradients(functions, inputs, given, avals, chosen)
+        totals, gradients = _sums_and_gradients(functions, inputs, given, avals, chosen, scan)
         sums = lowered(totals)
         out = [zero_from_primal(x, True) for x in sums]
         for i, each in zip(chosen, gradients, strict=True):
@@ -128,16 +133,17 @@ def sum_and_gradient(
 
 
 def _over_chunks(
-    body: Callable[[Any, Any, list[Any]], tuple[Any, Any]],
+    body: Callable[[Any, Any, list[Any], list[Any]], tuple[Any, Any]],
     functions: Sequence[Any],
     start: Any,
     inputs: Inputs,
+    scan: Scan,
 ) -> tuple[Any, Any, Any]:
-    """What the loop over equal chunks carries and stacks, and what the last one gives."""
-    state, stacked = jax.lax.scan(functools.partial(body, functions[0]), start, inputs.parts)
+    """What the steps over equal chunks carry and stack, and what the last one gives."""
+    state, stacked = scan(functools.partial(body, functions[0]), start, inputs.parts, inputs.whole)
     if not inputs.rest:
         return state, stacked, None
-    state, last = body(functions[-1], state, inputs.rest)
+    state, last = body(functions[-1], state, inputs.rest, inputs.whole)
     return state, stacked, last
 
 
@@ -147,23 +153,23 @@ def _sums_and_gradients(
     tangents: Inputs,
     avals: Sequence[Any],
     differentiated: Sequence[int],
+    scan: Scan,
 ) -> tuple[list[Any], list[Inputs]]:
     """The sums, and the gradients of those that are differentiated."""
     perturbed = Inputs(*([not isinstance(t, SymbolicZero) for t in each] for each in tangents))
-    chosen = _chosen(inputs.whole, perturbed.whole)
 
-    def body(one: Any, state: Any, parts: list[Any]) -> Any:
+    def body(one: Any, state: Any, parts: list[Any], given: list[Any]) -> Any:
         totals, sums = state
 
         def values(whole: list[Any], part: list[Any], i: int) -> tuple[Any, Any]:
             made = one(
-                *filled(inputs.whole, perturbed.whole, whole),
+                *filled(given, perturbed.whole, whole),
                 *filled(parts, perturbed.parts, part),
             )
             return made[i], made
 
         def pulled_back(whole: list[Any], part: list[Any]) -> Any:
-            made: Any = () if differentiated else one(*inputs.whole, *parts)
+            made: Any = () if differentiated else one(*given, *parts)
             pulled = []
             for i in differentiated:  # each by itself: zero times an infinite slope is no number
                 one_sum = functools.partial(values, i=i)
@@ -172,13 +178,14 @@ def _sums_and_gradients(
                 pulled.append(pull(jnp.ones_like(value)))
             return made, pulled
 
-        made, pulled = _behind_barriers(pulled_back, chosen, _chosen(parts, perturbed.parts))
+        chosen = _chosen(given, perturbed.whole), _chosen(parts, perturbed.parts)
+        made, pulled = _behind_barriers(pulled_back, *chosen)
         sums = [added(a, whole) for a, (whole, _) in zip(sums, pulled, strict=True)]
         return (added(totals, made), sums), [part for _, part in pulled]
 
-    types = [jax.typeof(x) for x in chosen]
+    types = [jax.typeof(x) for x in _chosen(inputs.whole, perturbed.whole)]
     start = zeros_for(avals), [zeros_for(types) for _ in differentiated]
-    (totals, sums), stacked, last = _over_chunks(body, functions, start, inputs)
+    (totals, sums), stacked, last = _over_chunks(body, functions, start, inputs, scan)
     last = [[] for _ in differentiated] if last is None else last
     return totals, [Inputs(*each) for each in zip(sums, stacked, last, strict=True)]
 

@@ -59,6 +59,9 @@ class BudgetError(ValueError):
         plan: The plan that reaches it, a `jrc.Plan`.
     """
 
+    least_bytes: int
+    plan: Any
+
     def __init__(self, message: str, least_bytes: int, plan: Any = None):
         super().__init__(message)
         self.least_bytes = least_bytes

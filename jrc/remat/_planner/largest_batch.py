@@ -17,10 +17,10 @@ from jrc.remat._planner.budget import (
     checked_budget,
     checked_compilations,
     checked_reserve,
-    less_reserve,
+    limit_of,
 )
+from jrc.remat._planner.costs.copy_bandwidth import copy_bandwidth_of
 from jrc.remat._planner.costs.cost_unit import Minimize
-from jrc.remat._planner.costs.host_bandwidth import host_bandwidth
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_of_process_0 import plan_of_process_0
 from jrc.remat._planner.search.batches import Batches
@@ -121,8 +121,8 @@ def largest_batch(
         make_args: From a batch size the tuple of arguments of `fn`: arrays, or better
             `jax.ShapeDtypeStruct`s, which take no memory.
         fn: As for `jrc.plan`.
-        budget: Bytes on one device, as a number or as text (`"16GiB"`). With a target it may be
-            left out, and is then nine tenths of the memory of one of its devices.
+        budget: Bytes on one device, as a number or as text (`"16GiB"`). If it is left out it is
+            nine tenths of the memory of one device, as for `jrc.plan`.
         argnums: As for `jrc.plan`.
         has_aux: As for `jrc.plan`.
         multiple_of: Only batches that are a multiple of this, as when they are cut over devices.
@@ -133,8 +133,8 @@ def largest_batch(
             the host has is not looked at: `plan.verified.host_bytes` is what it needs.
         minimize: As for `jrc.plan`.
         chunks: Whether regions of the program, such as the logits and the loss, or attention, may
-            run in chunks. The whole loss never does here: any batch would fit. For that take the
-            batch in parts, `jrc.make_train_step(accumulate=)`.
+            run in chunks. The batch is looked for without chunks of the whole loss, with which any
+            batch would fit; the plan for it may have them.
         reserve: As for `jrc.plan`: what else lies on each device, such as the optimizer's state.
 
     Returns:
@@ -179,13 +179,12 @@ def largest_batch(
     check_flag(chunks, "chunks")
     one_of(minimize, "minimize", ("time", "flops"))
     there = checked_target(target)
-    limit = checked_budget(there.budget if there and budget is None else budget)
-    if not isinstance(limit, int):
+    if budget is not None and not isinstance(checked_budget(budget), int):
         raise TypeError(
             f"budget must be bytes (an int) or text ('16GiB'), got {budget!r}. A fraction or a "
             "share has no meaning before the batch is known. Write bytes: '16GiB'."
         )
-    limit = less_reserve(limit, checked_reserve(reserve))
+    reserved = checked_reserve(reserve)
     for name, number in (("multiple_of", multiple_of), ("most", most)):
         all_of_them = "every batch" if name == "multiple_of" else "all up to a million"
         whole_number(number, name, least=1, remedy=f"Leave it out to try {all_of_them}.")
@@ -211,16 +210,24 @@ def largest_batch(
         refuse_tracers(args)
         return abstract_on(there, tuple(args)) if there else tuple(args)
 
-    placed = arguments(int(multiple_of)) if offload is not False and there is None else ()
-    copy_rate = host_bandwidth(offload, there, jax.tree.leaves(placed))
+    asks_device = there is None and (budget is None or offload is not False)
+    placed = arguments(int(multiple_of)) if asks_device else ()
+    limit: Any = limit_of(budget, there, placed, reserved)
+    copy_bandwidth = copy_bandwidth_of(offload, there, jax.tree.leaves(placed))
 
     def problem_of(batch: int) -> Problem:
         return Problem.of(
             Request(
-                fn, arguments(batch), argnums, has_aux, respect_checkpoints,
-                target=there.name if there else "", copy_rate=copy_rate, minimize=minimize,
+                fn,
+                arguments(batch),
+                argnums,
+                has_aux,
+                respect_checkpoints,
+                target=there.name if there else "",
+                copy_bandwidth=copy_bandwidth,
+                minimize=minimize,
             )
-        )  # fmt: skip
+        )
 
     step, end = int(multiple_of), int(most // multiple_of * multiple_of)
     compilations = checked_compilations(None, there is not None)

@@ -22,8 +22,8 @@ from jrc.remat._planner.budget import (
     checked_reserve,
     limit_of,
 )
+from jrc.remat._planner.costs.copy_bandwidth import copy_bandwidth_of
 from jrc.remat._planner.costs.cost_unit import Minimize
-from jrc.remat._planner.costs.host_bandwidth import host_bandwidth
 from jrc.remat._planner.plan.plan import Plan
 from jrc.remat._planner.plan.plan_cache import check_cache, plan_in
 from jrc.remat._planner.plan.plan_of_process_0 import plan_of_process_0
@@ -117,7 +117,7 @@ def plan(
         verify: Whether programs are compiled. Without, the plan is the model's guess, which does
             not promise to fit: docs/limits.md has its errors.
         compilations: How many programs a search may compile: 5 if not given, 4 with a target.
-            Chunks, both ends of a fraction, and making sure that no plan fits may take a few more.
+            Chunks, both ends of a fraction, and making sure that no plan fits take up to 14 more.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
             wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing
             inside is decided. The plan remembers it, and `Plan.apply` does the same.
@@ -129,7 +129,7 @@ def plan(
         offload: Whether values that loops (`lax.scan`) save may lie in pinned host memory between
             the forward and the backward pass; or the bytes per second that copies reach. Of
             keeping, recomputing and moving a value the plan takes what costs the least time at
-            its peak; copies run at the device's `Target.copy_rate`, and cost what the step of
+            its peak; copies run at the device's `Target.copy_bandwidth`, and cost what the step of
             the loop does not hide of them. With `minimize="flops"` a second is what half of the
             published FLOP/s compute. For accelerators: on a CPU nothing would move.
         minimize: `"time"`: seconds of the gradient program, with `"flops"` its FLOPs. Before a
@@ -287,7 +287,7 @@ class _Planner:
         refuse_tracers(args)
         self.cache = cache
         args = abstract_on(there, args) if there else args
-        copy_rate = host_bandwidth(offload, there, jax.tree.leaves(args))
+        copy_bandwidth = copy_bandwidth_of(offload, there, jax.tree.leaves(args))
         self.request = Request(
             fn,
             args,
@@ -295,7 +295,7 @@ class _Planner:
             has_aux,
             respect_checkpoints,
             target=there.name if there else "",
-            copy_rate=copy_rate,
+            copy_bandwidth=copy_bandwidth,
             minimize=minimize,
         )
 
@@ -320,7 +320,7 @@ class _Planner:
             "has_aux": self.request.has_aux,
             "compilations": self.compilations,
             "target": self.request.target,
-            "offload": self.request.copy_rate,
+            "offload": self.request.copy_bandwidth,
             "minimize": self.request.minimize,
             "measure": self.measures,
             "rates": self._rates,

@@ -180,7 +180,11 @@ class PlannerAsItIs:
         return self.regions[narrow]
 
     def _in_chunks(self, regions: Sequence[RegionInside], most_bytes: int) -> _Form:
-        return self._form(_chunks_of(regions, most_bytes))
+        return self._form(self._chunks_of(regions, most_bytes))
+
+    def _chunks_of(self, regions: Sequence[RegionInside], most_bytes: int) -> tuple[Chunks, ...]:
+        most_in_turn = compiler_on(self.platform).most_in_turn
+        return tuple(filter(None, (each.chunks(most_bytes, most_in_turn) for each in regions)))
 
     @functools.cached_property
     def _sizes(self) -> list[int]:
@@ -232,7 +236,7 @@ class PlannerAsItIs:
         predicted = {}
         for size in self._sizes:
             if regions := self._regions(size):
-                chunks = _chunks_of(regions, size)
+                chunks = self._chunks_of(regions, size)
                 predicted[size] = self._predicted(chunks, min(2 * size, temporaries))
         most = SETTINGS.nearly_fastest * min(predicted.values(), default=0.0)
         near = [n for n, time in predicted.items() if time <= most and _is_faster(time, whole)]
@@ -345,11 +349,6 @@ def _donated(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[int, ...]:
 
 def _seconds(form: _Form) -> float:
     return form.cost.time.value if form.cost.time else form.flops
-
-
-def _chunks_of(regions: Sequence[RegionInside], most_bytes: int) -> tuple[Chunks, ...]:
-    chunks = (each.chunks(most_bytes) for each in regions)
-    return tuple(each for each in chunks if each is not None)
 
 
 def _is_faster(seconds: float, whole: float) -> bool:

@@ -25,7 +25,7 @@ def plan_within(
     platform: str | None = None,
     placed: Callable[[Any], Any] | None = None,
     respect_checkpoints: bool = False,
-    copy_rate: float | None = None,
+    copy_bandwidth: float | None = None,
     target: str = "",
     compilations: int | None = None,
     minimize: Minimize = "time",
@@ -41,7 +41,7 @@ def plan_within(
         placed: From the types of the arguments to these with the shardings that XLA gives them,
             which is not seen inside of the program.
         respect_checkpoints: As for `plan`.
-        copy_rate: Bytes per second of copies to the host, where saved values may be moved there.
+        copy_bandwidth: Bytes per second of copies to the host, where saved values may move there.
         target: The accelerator that the program is lowered for, where it is not there.
         compilations: As for `plan`.
         minimize: As for `plan`.
@@ -65,7 +65,7 @@ def plan_within(
                 respect_checkpoints=respect_checkpoints,
                 target=target,
                 platform=platform,
-                copy_rate=copy_rate,
+                copy_bandwidth=copy_bandwidth,
                 program=lower,
                 minimize=minimize,
             )

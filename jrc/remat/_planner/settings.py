@@ -73,9 +73,9 @@ class PlannerSettings:
         offloaded_levels: How many sets of values of each.
         offloaded_share: A value is moved if it has at least this share of the bytes that a step
             saves.
-        chunk_shares: Values wider than one of these shares of what a budget leaves for temporaries
-            are made in chunks.
-        chunk_sizes: What a chunk may have of them.
+        chunk_widths: Values wider than one of so many powers of two, the largest half of what a
+            budget leaves for temporaries, are made in chunks.
+        chunk_sizes: So many powers of four are tried as the bytes of a chunk.
         smaller_chunks: Of a function as it is chunks of sizes are tried that have this ratio.
         nearly_fastest: Where it fits, the largest of these sizes are compiled whose predicted
             seconds are at most so many times the least.
@@ -151,8 +151,8 @@ class PlannerSettings:
     offloaded_points: int = 8
     offloaded_levels: int = 6
     offloaded_share: float = 0.005
-    chunk_shares: tuple[float, ...] = (0.5, 0.25, 0.125, 0.06, 0.03, 0.015, 0.0075)
-    chunk_sizes: tuple[float, ...] = (0.5, 0.125, 0.03, 0.0075, 0.002)
+    chunk_widths: int = 7
+    chunk_sizes: int = 5
     narrow_in_loss: int = 2**10
     cost_outside_loss: float = 0.1
     smaller_chunks: int = 4

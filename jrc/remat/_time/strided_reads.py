@@ -42,8 +42,6 @@ from jrc.remat._compiled.hlo_opcodes import Overwrites, opcode_facts
 _CACHED = 2**18
 # Bytes of a line of a cache.
 _LINE = 64
-# Their result has the dimensions of their operands, if not all of the entries.
-_SAME_DIMENSIONS = ("slice", "dynamic-slice", "pad", "concatenate", "reverse", "copy")
 _OTHER_ENTRIES = ("reduce", "reduce-window", "gather", "scatter", "sort", "iota", "fusion", "call")
 
 

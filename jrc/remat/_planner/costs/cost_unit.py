@@ -15,6 +15,7 @@ from jrc._jaxpr import (
     equation_cost,
     facts_of,
     has_channels_last,
+    is_convolution,
     is_plain_convolution,
     live_cost,
     live_equations,
@@ -211,7 +212,7 @@ class TimeUnit:
             return flops * _function_cost(eqn) / self.rates.functions
         operand: Any = eqn.invars[0].aval
         dtype = _HLO_NAMES.get(operand.dtype.name, "")
-        convolves = primitive_name(eqn) == "conv_general_dilated"
+        convolves = is_convolution(eqn)
         in_library = not convolves or (
             is_plain_convolution(eqn) and (not self.is_in_loop or has_channels_last(eqn))
         )

@@ -27,7 +27,7 @@ from jrc.remat._planner.plan.policy_by_names import ByName, lost_text, policy_of
 from jrc.remat._planner.plan.saved_by_plan import Kept
 from jrc.remat._planner.program.signature import Signature
 
-_FORMAT = f"jrc.Plan/20 of jrc {__version__}"
+_FORMAT = f"jrc.Plan/21 of jrc {__version__}"
 """Another version may number the equations of a program otherwise."""
 
 

@@ -2,13 +2,13 @@
 
 The function with some regions in chunks is a function like any other: it is traced and solved like
 it, and its options stand beside those of the function as it is. Nothing is compiled here; to trace
-and to solve a way takes a second where the program is large, so each is made once. Which
-values are wide, and how many bytes a chunk may have, are shares of what a budget leaves for
-temporaries. Each set of regions is tried with fewer and fewer bytes a chunk, as long as the
-cheapest option that is predicted to fit becomes cheaper. Where a plan without chunks fits, larger
-sets are tried under the same condition. Where one is predicted to fit that costs hardly more than
-the operations of the baseline, no more are tried. Regions in chunks inside of a chunk of the whole
-loss stay where they gain more than the model may be wrong by.
+and to solve a way takes a second where the program is large, so each is made once. Which values are
+wide, and how many bytes a chunk may have, are powers of two below what a budget leaves for
+temporaries, so that near budgets look at the same ways. Each set of regions is tried with fewer and
+fewer bytes a chunk, as long as the cheapest option that is predicted to fit becomes cheaper. Where
+a plan without chunks fits, larger sets are tried under the same condition. Where one is predicted
+to fit that costs hardly more than the operations of the baseline, no more are tried. Regions in
+chunks inside of a chunk of the whole loss stay where they gain more than the model may be wrong by.
 """
 
 import dataclasses
@@ -51,6 +51,10 @@ class Wanted:
     is_urgent: bool = True
 
 
+type _Regions = dict[tuple[tuple[Chunks, ...], int, bool], list[RegionInside]]
+"""Regions of the function with some chunks, around values of some bytes, around loops or not."""
+
+
 class ProblemsInChunks:
     """The problems of a function with regions in chunks.
 
@@ -61,6 +65,7 @@ class ProblemsInChunks:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._made: dict[tuple[Chunks, ...], Problem | None] = {}
+        self._regions: _Regions = {}
         self._found: dict[Wanted, list[Problem]] = {}
 
     def of(self, chunks: tuple[Chunks, ...]) -> Problem:
@@ -72,7 +77,7 @@ class ProblemsInChunks:
     def found(self, wanted: Wanted) -> list[Problem]:
         """Return those that promise most, of the ways that are looked at."""
         if wanted not in self._found:
-            look = _Look(self._problem, wanted, self._made)
+            look = _Look(self._problem, wanted, self._made, self._regions)
             self._found[wanted] = _within(self._problem.request, look.best)
         return self._found[wanted]
 
@@ -84,16 +89,22 @@ class _Look:
         problem: The problem of the function as it is.
         wanted: What is looked for.
         made: The problems that were made before; new ones are added.
+        regions: Likewise of regions.
     """
 
     def __init__(
-        self, problem: Problem, wanted: Wanted, made: dict[tuple[Chunks, ...], Problem | None]
+        self,
+        problem: Problem,
+        wanted: Wanted,
+        made: dict[tuple[Chunks, ...], Problem | None],
+        regions: _Regions,
     ) -> None:
-        self.problem, self.wanted, self.made = problem, wanted, made
+        self.problem, self.wanted, self.made, self.regions = problem, wanted, made, regions
         # Where none fits, the least is told.
         self.temporaries = max(wanted.temporaries, SETTINGS.least_chunk)
         most = SETTINGS.chunk_equations // (len(problem.function.traced.program.eqns) + 1)
         self.left = min(max(most, 1), SETTINGS.chunked_problems)
+        self.most_in_turn = compiler_on(problem.platform).most_in_turn
         self.cheap = (1 + SETTINGS.chunks_worth) * problem.cost
         self.found: dict[tuple[Chunks, ...], tuple[float, Problem]] = {}
 
@@ -164,7 +175,7 @@ class _Look:
         best, best_regions = without, list[RegionInside]()
         goes_on = self.wanted.is_urgent and math.isinf(without)
         for regions in self._distinct_regions(values_of, may_be_all):
-            ways = _fewer_bytes(regions, self.temporaries)
+            ways = _fewer_bytes(regions, self.temporaries, self.most_in_turn)
             cost = self._at(((*values_of.chunks, *each) for each in ways), without)
             is_worse = best <= cost < math.inf and not goes_on
             if cost < best:
@@ -172,33 +183,38 @@ class _Look:
             if is_worse or best <= self.cheap or not self.left:
                 break
         if self.wanted.leanest:
-            smallest = _in_chunks_of(best_regions, SETTINGS.least_chunk)
+            smallest = _in_chunks_of(best_regions, SETTINGS.least_chunk, self.most_in_turn)
             self._at([(*values_of.chunks, *smallest)] if smallest else [])
         return best
 
     def _distinct_regions(self, problem: Problem, may_be_all: bool) -> Iterator[list[RegionInside]]:
-        """The regions around values wider than each share of the bytes, where they are others."""
+        """The regions around values wider than some bytes each, where they are others."""
         found: set[Any] = set()
         regions: list[RegionInside] = []
-        program = problem.function.traced.program
-        sizes = (int(share * self.temporaries) for share in SETTINGS.chunk_shares)
-        narrows = dict.fromkeys(max(size, SETTINGS.least_chunk) for size in sizes)
+        narrows = _powers_of_two(self.temporaries, 1, SETTINGS.chunk_widths)
         for narrow, around in itertools.product(narrows, sorted({False, may_be_all})):
             if around and not any(x.path for x in regions):
                 continue  # there are no others with nothing inside of loops
-            regions = regions_within(
-                program,
+            regions = self._regions_of(problem, narrow, around)
+            is_all = any(self._is_all(problem, each) for each in regions)
+            key = tuple((x.path, x.region.equations) for x in regions)
+            if regions and key not in found and (may_be_all or not is_all):
+                found.add(key)
+                yield regions
+
+    def _regions_of(self, problem: Problem, narrow: int, around: bool) -> list[RegionInside]:
+        """The regions around values wider than some bytes; found once."""
+        key = problem.chunks, narrow, around
+        if key not in self.regions:
+            self.regions[key] = regions_within(
+                problem.function.traced.program,
                 narrow,
                 around,
                 problem.split,
                 problem.devices,
                 perturbed=problem.function.perturbed,
             )
-            is_all = any(self._is_all(problem, each) for each in regions)
-            key = tuple((x.path, x.region.equations) for x in regions)
-            if regions and key not in found and (may_be_all or not is_all):
-                found.add(key)
-                yield regions
+        return self.regions[key]
 
     def _is_all(self, problem: Problem, each: RegionInside) -> bool:
         """Whether a region holds all of a loss; where all may be in chunks, all that is dear."""
@@ -219,19 +235,33 @@ def _about(option: Option) -> tuple[int, int]:
     return round(100 * math.log(option.peak + 1)), round(100 * math.log(option.cost + 1))
 
 
-def _fewer_bytes(regions: Sequence[RegionInside], temporaries: int) -> Iterator[tuple[Chunks, ...]]:
+def _fewer_bytes(
+    regions: Sequence[RegionInside], temporaries: int, most_in_turn: int
+) -> Iterator[tuple[Chunks, ...]]:
     """Regions with fewer and fewer bytes a chunk; those that need no more stay whole."""
     before = None
-    for size in SETTINGS.chunk_sizes:
-        most_bytes = max(int(size * temporaries), SETTINGS.least_chunk)
-        chunks = _in_chunks_of(regions, most_bytes)
+    for most_bytes in _powers_of_two(temporaries, 2, SETTINGS.chunk_sizes):
+        chunks = _in_chunks_of(regions, most_bytes, most_in_turn)
         if chunks and chunks != before:
             yield chunks
         before = chunks
 
 
-def _in_chunks_of(regions: Sequence[RegionInside], most_bytes: int) -> tuple[Chunks, ...]:
-    return tuple(filter(None, (each.chunks(most_bytes) for each in regions)))
+def _powers_of_two(most: int, step: int, count: int) -> list[int]:
+    """So many powers of two, from half of the most on down, in steps of so many; none too small.
+
+    >>> _powers_of_two(100_000_000, 2, 5), _powers_of_two(100_000, 1, 7)
+    ([33554432, 8388608, 2097152, 524288, 131072], [32768, 16384])
+    """
+    first = (most // 2).bit_length() - 1
+    sizes = (2 ** max(first - step * i, 0) for i in range(count))
+    return list(dict.fromkeys(max(size, SETTINGS.least_chunk) for size in sizes))
+
+
+def _in_chunks_of(
+    regions: Sequence[RegionInside], most_bytes: int, most_in_turn: int
+) -> tuple[Chunks, ...]:
+    return tuple(filter(None, (each.chunks(most_bytes, most_in_turn) for each in regions)))
 
 
 def _least_peak(problem: Problem) -> int:

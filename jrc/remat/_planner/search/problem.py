@@ -68,7 +68,7 @@ class Request:
         respect_checkpoints: Whether `jax.checkpoint` regions of the function stay regions.
         target: The name of the target that programs are compiled for; empty without one.
         platform: What programs are compiled for, if the arguments do not say it.
-        copy_rate: Bytes per second of copies to the host, where saved values may lie there.
+        copy_bandwidth: Bytes per second of copies to the host, where saved values may lie there.
         program: The larger program that the function is part of, lowered, with another function in
             the place of this one; `None` if the gradient alone is to fit.
         minimize: What a plan minimises; FLOPs, where nothing is known of the device's rates.
@@ -82,7 +82,7 @@ class Request:
     respect_checkpoints: bool = False
     target: str = ""
     platform: str | None = None
-    copy_rate: float | None = None
+    copy_bandwidth: float | None = None
     program: Callable[[Callable[..., Any]], jax.stages.Lowered] | None = None
     minimize: Minimize = "flops"
     in_loop: bool = False
@@ -185,7 +185,7 @@ class Problem:
             program.jaxpr.outvars[:1],
             compiler=compiler,
             unit=unit,
-            copy_rate=request.copy_rate,
+            copy_bandwidth=request.copy_bandwidth,
             results=[nbytes(v.aval) for v in perturbed],
             graphs=graphs,
         )

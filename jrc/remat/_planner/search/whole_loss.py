@@ -27,7 +27,6 @@ from jrc._jaxpr import (
     walk,
 )
 from jrc.remat._chunks.chunks import Chunks
-from jrc.remat._chunks.chunks_of_region import chunks_of
 from jrc.remat._chunks.counts import divisors, sizes
 from jrc.remat._chunks.form import program_in_form
 from jrc.remat._chunks.growth_limits import is_product
@@ -37,6 +36,7 @@ from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
 from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised
 from jrc.remat._gradient.activity import active_variables, differentiated_outside
 from jrc.remat._gradient.residuals import residuals_and_gradient
+from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.execute.chunked_function import loss_first, plan_of_chunk, planned_chunks
 from jrc.remat._planner.plan.decision import Decision
 from jrc.remat._planner.program.signature import signature_of
@@ -69,8 +69,9 @@ def whole_loss_chunks(problem: Problem, temporaries: int) -> list[Chunks]:
     fewest = min(each.peak for each in problem.options) / problem.parts / (2 * temporaries)
     most = min(problem.baseline.peak // problem.parts // SETTINGS.least_chunk, found.slices)
     ways = _counts(found.slices, min(fewest, most), most)
-    chunks = (chunks_of(program, region, n, (), found.parts) for n in ways)
-    return [dataclasses.replace(each, loss=loss, forms=found.forms) for each in chunks]
+    most_in_turn = compiler_on(problem.platform).most_in_turn
+    chunks = (found.in_so_many(n, most_in_turn) for n in ways)
+    return [dataclasses.replace(each, loss=loss) for each in chunks]
 
 
 def _can_be_planned(program: Program, region: Region, perturbed: Sequence[int]) -> bool:
@@ -189,7 +190,7 @@ def in_chunks_of_loss(
             has_aux=True,
             platform=problem.platform,
             program=None,
-            in_loop=True,
+            in_loop=not chunks.are_in_turn,
         )
     )
     if rest:

@@ -47,7 +47,7 @@ def pareto_front(
     carried: Sequence[Any] = (),
     compiler: Compiler = CPU,
     unit: CostUnit = FLOPS,
-    copy_rate: float | None = None,
+    copy_bandwidth: float | None = None,
     most: int | None = None,
     results: Sequence[int] = (),
     graphs: dict[Any, CostGraph] | None = None,
@@ -62,7 +62,7 @@ def pareto_front(
         carried: Inputs that are carries of a loop.
         compiler: What is assumed of the platform's compiler.
         unit: What costs are counted in.
-        copy_rate: Bytes per second of copies to the host, where values in loops may move there.
+        copy_bandwidth: Bytes per second of copies to the host, where saved values may move.
         most: About how many options of the front.
         results: Bytes of each result in whose memory saved values may lie.
         graphs: Where the cost graph is put, and those of the programs inside, by their jaxprs.
@@ -74,12 +74,12 @@ def pareto_front(
     graphs = {} if graphs is None else graphs
     graphs[program.jaxpr] = graph
     options = _inner_options(
-        program, active, compiler, unit, copy_rate if times == 1 else None, graphs
+        program, active, compiler, unit, copy_bandwidth if times == 1 else None, graphs
     )
     front = front_of(graph, options, times, most)
-    if copy_rate and times > 1:
+    if copy_bandwidth and times > 1:
         may_move = [_may_move(program, place) for place in graph.names]
-        front = with_offloaded(graph, options, front, times, may_move, copy_rate)
+        front = with_offloaded(graph, options, front, times, may_move, copy_bandwidth)
     return graph, options, front
 
 
@@ -129,12 +129,12 @@ def _inner_options(
     active: set[Any],
     compiler: Compiler,
     unit: CostUnit,
-    copy_rate: float | None,
+    copy_bandwidth: float | None,
     graphs: dict[Any, CostGraph],
 ) -> Options:
     """The options of each construct that can be planned inside, the leanest first."""
     front = functools.partial(
-        pareto_front, compiler=compiler, unit=unit, copy_rate=copy_rate, graphs=graphs
+        pareto_front, compiler=compiler, unit=unit, copy_bandwidth=copy_bandwidth, graphs=graphs
     )
     found = {}
     for k, p in enumerate(program.steps):
@@ -173,7 +173,7 @@ def _branch_options(
     front: Callable[..., Any], program: Program, k: int, active: set[Any]
 ) -> list[Option]:
     """Options of a `cond`, whose branches share the memory of what they save, on the device."""
-    return branch_options(functools.partial(front, copy_rate=None), program, k, active)
+    return branch_options(functools.partial(front, copy_bandwidth=None), program, k, active)
 
 
 _PLANNED = {

@@ -36,7 +36,7 @@ def with_offloaded(
     front: Sequence[Option],
     times: int,
     may_move: Sequence[bool],
-    copy_rate: float,
+    copy_bandwidth: float,
 ) -> list[Option]:
     """Return the front of a loop's body, with options of which some values lie on the host.
 
@@ -48,7 +48,7 @@ def with_offloaded(
         front: Its front, the leanest first.
         times: The steps of the loop.
         may_move: Whether each value is of a type that can be moved.
-        copy_rate: Bytes per second of copies.
+        copy_bandwidth: Bytes per second of copies.
     """
     found: list[Option] = []
     for option in spread_options(front, graph.cost * times, SETTINGS.offloaded_points):
@@ -56,7 +56,7 @@ def with_offloaded(
         reads = _moveable(graph, body, may_move)
         for values in _prefixes(graph, reads):
             chosen = {v: reads[v] for v in values}
-            moved = _moved(graph, options, option, body, times, chosen, copy_rate)
+            moved = _moved(graph, options, option, body, times, chosen, copy_bandwidth)
             found += [] if moved is None else [moved]
     found = [each for each in _front([*front, *found]) if each.host]
     return sorted([*front, *found], key=lambda each: (each.peak, each.cost))
@@ -139,7 +139,7 @@ def _moved(
     body: _Body,
     times: int,
     reads: Reads,
-    copy_rate: float,
+    copy_bandwidth: float,
 ) -> Option | None:
     """The option with these values on the host."""
     back = _fetched_bytes(graph, reads)
@@ -153,8 +153,8 @@ def _moved(
     if on_device is None:
         return None
     copied = sum(graph.sizes[v] * len(regions) for v, regions in reads.items())
-    waited = waiting_seconds(graph, body.recomputed, reads, copy_rate)
-    copies = SETTINGS.hidden_copy_price * (2 * copied) / copy_rate
+    waited = waiting_seconds(graph, body.recomputed, reads, copy_bandwidth)
+    copies = SETTINGS.hidden_copy_price * (2 * copied) / copy_bandwidth
     waits = graph.unit.of_seconds(waited + copies) * times
     # A copy on its way has a buffer beside the value.
     buffer = max(graph.sizes[v] for v in reads)
@@ -181,7 +181,7 @@ def _fetched_bytes(graph: CostGraph, reads: Reads) -> list[int]:
 
 
 def waiting_seconds(
-    graph: CostGraph, recomputed: Sequence[bool], reads: Reads, copy_rate: float
+    graph: CostGraph, recomputed: Sequence[bool], reads: Reads, copy_bandwidth: float
 ) -> float:
     """Return how long a step waits for copies, in the forward and the backward pass.
 
@@ -189,20 +189,20 @@ def waiting_seconds(
         graph: The cost graph of the body.
         recomputed: For each node whether it runs again.
         reads: The values that are moved, with the regions that read them.
-        copy_rate: Bytes per second of copies.
+        copy_bandwidth: Bytes per second of copies.
     """
     forward = [graph.unit.seconds(node.cost) for node in graph.nodes]
     clock = out = 0.0
     for node, duration in zip(graph.nodes, forward, strict=True):
         clock += duration
         for v in (v for v in node.makes if v in reads):
-            out = max(out, clock) + graph.sizes[v] * len(reads[v]) / copy_rate
+            out = max(out, clock) + graph.sizes[v] * len(reads[v]) / copy_bandwidth
     waited = max(out - clock, 0.0)
     arrives: dict[int, float] = {}
     here = 0.0
     copies = [(last, v) for v, regions in reads.items() for _, last in regions]
     for last, v in sorted(copies, reverse=True):
-        here += graph.sizes[v] / copy_rate
+        here += graph.sizes[v] / copy_bandwidth
         arrives[last] = here
     clock = 0.0
     for k in range(len(graph.nodes) - 1, -1, -1):

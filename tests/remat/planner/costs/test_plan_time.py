@@ -98,13 +98,15 @@ def test_convolutions_run_in_chunks_where_they_are_not_slow(monkeypatch):
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     args = [shape((8, 8, 3, 3))] * 4, shape((16, 8, 32, 32))
     plans = []
-    for slow in (math.inf, 1e8):
+    for slow, most_in_turn in ((math.inf, 0), (1e8, 0), (1e8, 16)):
+        monkeypatch.setattr(type(CPU), "most_in_turn", most_in_turn)
         rates = dataclasses.replace(host_rates(), slow_convolutions=slow, new_memory=1e8)
         for place in ("seconds", "host_rates"):
             monkeypatch.setattr(f"jrc.remat._time.{place}.host_rates", lambda rates=rates: rates)
         plans.append(jrc.plan(convnet, *args, budget="100%"))
-    fast, slow = plans
+    fast, slow, in_turn = plans
     assert fast.chunks and not slow.chunks
+    assert in_turn.chunks and all(each.are_in_turn for each in in_turn.chunks)
     assert slow.verified.peak_bytes <= slow.budget
 
 

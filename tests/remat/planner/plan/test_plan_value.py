@@ -69,9 +69,9 @@ def test_what_is_no_plan(text):
 
 def test_a_plan_of_another_version_is_refused():
     (made_by,) = re.findall('"format": "([^"]*)"', text := guess("layers sin").to_json())
-    rule = f"of format '{made_by}', got format 'jrc.Plan/20 of jrc 99.0'. Plan again"
+    rule = f"of format '{made_by}', got format 'jrc.Plan/21 of jrc 99.0'. Plan again"
     with pytest.raises(ValueError, match=re.escape(rule)):
-        jrc.Plan.from_json(text.replace(made_by, "jrc.Plan/20 of jrc 99.0"))
+        jrc.Plan.from_json(text.replace(made_by, "jrc.Plan/21 of jrc 99.0"))
 
 
 @pytest.mark.parametrize("name", ["layers tanh", "scan of twelve"])

@@ -4,6 +4,7 @@ import pytest
 
 import jrc
 from jrc.remat._gradient.compiled_memory import memory_needed
+from jrc.remat._planner.budget import memory_budget_of
 
 WIDTH = 16
 
@@ -35,6 +36,15 @@ def test_one_step_more_does_not_fit():
     with pytest.raises(jrc.BudgetError):
         # With the whole loss in chunks any batch would fit.
         jrc.plan(loss, *make_args(found.recomputed + step), budget=budget, chunks=False)
+
+
+def test_without_a_budget_it_is_nine_tenths_of_the_device():
+    found = jrc.largest_batch(make_args, loss, most=4)
+    assert found.recomputed == 4
+    assert found.plan.budget == memory_budget_of(jax.devices()[0])
+    assert jrc.largest_batch(make_args, loss, most=4, reserve=1000).plan.budget == (
+        found.plan.budget - 1000
+    )
 
 
 @pytest.mark.slow

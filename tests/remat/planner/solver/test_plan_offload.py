@@ -218,7 +218,7 @@ def test_the_largest_batch_is_looked_for_with_the_host_too(monkeypatch):
     rates = []
 
     def recorded(request):
-        rates.append(request.copy_rate)
+        rates.append(request.copy_bandwidth)
         return problem_of(request)
 
     problem_of = Problem.of

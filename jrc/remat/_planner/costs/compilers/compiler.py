@@ -25,6 +25,8 @@ class Compiler:
         in_order: Whether a barrier keeps the gradients of weights in order. XLA for GPUs puts off
             the products that they are, and keeps the operands of all layers.
         makes_loops_early: Whether what loops write into is made, as zeros, before all else.
+        most_in_turn: Regions that convolve run in at most so many chunks one after another in the
+            program, and not in a loop, where convolutions are slow.
         peak_errors: How far off predicted temporaries are.
         time_errors: How far off predicted seconds are.
         recomputed_chunks: How many times as long as it is predicted a program takes that recomputes
@@ -40,6 +42,7 @@ class Compiler:
     time_errors = ErrorSizes(0.5, 0.03, 0.06, 0.51, 0.005, 0.97)
     in_order = False
     makes_loops_early = False
+    most_in_turn = 0
     recomputed_chunks = 1.3
 
     def fuses(self, eqn: Any) -> bool:

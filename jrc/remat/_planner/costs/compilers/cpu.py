@@ -19,6 +19,7 @@ class _Cpu(Compiler):
     )
     recomputed_chunks = 1.0
     makes_loops_early = True
+    most_in_turn = 16
 
     def held_for_region(self, eqn: Any) -> int:
         """Return what lies in memory up to an equation's derivative where a region holds it.

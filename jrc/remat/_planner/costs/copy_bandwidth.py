@@ -8,7 +8,7 @@ from jrc._validate import is_real
 from jrc.remat._gradient.compiled_memory import device_of
 
 
-def host_bandwidth(
+def copy_bandwidth_of(
     offload: bool | int | float, target: Target | None, arrays: Iterable[Any]
 ) -> float | None:
     """Return the bytes per second of copies to the host; `None` if values may not be moved there.
