@@ -1,6 +1,8 @@
 """The API on one page: every public name, its arguments and the first line of its docstring."""
 
+import importlib
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import jrc
@@ -30,11 +32,11 @@ GROUPS = {
         "Target", "OuterState", "CommunicationAdvice", "WayCost",
     ),
 }  # fmt: skip
+WITH_MEMBERS = ("Plan", "Report", "BudgetError", "LargestBatch", "TrainStep", "Target")
 MODULES = {
-    "jrc.compat": "`append_backward`, `RecomputeOptimizer`, `DGCMomentumOptimizer`",
-    "jrc.models": "`mlp`, `resnet`, `gpt`: each has `Config`, `init`, `apply`, `loss`",
-    "jrc.dgc": "values of options: `Exact`, `TwoStage`, `Blocked`, `Global`, `Sampled`; "
-    "`Float32`, `BFloat16`, `EightBits`; `apply_gradients`",
+    "jrc.compat": "Paddle's and MindSpore's names",
+    "jrc.models": "models of pure functions, each with `Config`, `init`, `apply`, `loss`",
+    "jrc.dgc": "values of options, and what an object of your own has to have",
 }
 
 
@@ -55,9 +57,37 @@ def page() -> str:
     for group, names in GROUPS.items():
         rows = "".join(f"| `{call(name)}` | {first_line(name)} |\n" for name in names)
         parts.append(f"| {group} | |\n|---|---|\n{rows}")
-    rows = "".join(f"| `{name}` | {what} |\n" for name, what in MODULES.items())
+    rows = "".join(f"| `{name}` | {_quoted(members(name))} |\n" for name in WITH_MEMBERS)
+    parts.append(f"| What results have | |\n|---|---|\n{rows}")
+    rows = "".join(
+        f"| `{name}` | {what}: {_quoted(names_in(name))} |\n" for name, what in MODULES.items()
+    )
     parts.append(f"| Modules | |\n|---|---|\n{rows}")
     return "\n".join(parts)
+
+
+def members(name: str) -> list[str]:
+    """Return the attributes and methods of a class, without those of Python's own classes."""
+    cls = getattr(jrc, name)
+    own = [each for each in cls.__mro__ if each.__module__.startswith("jrc.")]
+    names = {key: None for each in own for key in (*inspect.get_annotations(each), *vars(each))}
+    return [
+        f"{key}()" if inspect.isroutine(getattr(cls, key, None)) else key
+        for key in names
+        if key[0] != "_"
+    ]
+
+
+def names_in(module: str) -> list[str]:
+    """Return the names of a module that are not names of `jrc` itself."""
+    inside = vars(importlib.import_module(module)).items()
+    modules = [key for key, x in inside if inspect.ismodule(x) and key[0] != "_"]
+    others = [key for key, x in inside if not inspect.ismodule(x) and key[0] != "_"]
+    return sorted(key for key in others or modules if not hasattr(jrc, key))
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def first_line(name: str) -> str:

@@ -16,7 +16,7 @@ from benchmarks.dgc import accelerators
 from benchmarks.memory import autochunker
 from benchmarks.readme import _api, _headline
 from benchmarks.readme._parts import PARTS, part, regrets
-from benchmarks.targets import longest_sequence, prediction, sharded_step
+from benchmarks.targets import _largest_tables, longest_sequence, prediction, sharded_step
 
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"headline": _headline.headline},
@@ -28,7 +28,11 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     },
     "docs/dgc.md": {"accelerators": part("accelerators", accelerators.tables)},
     "docs/meshes.md": {"sharded_step": part("sharded_step", sharded_step.tables)},
-    "docs/targets.md": {"prediction": part("prediction", prediction.tables), "regret": regrets},
+    "docs/targets.md": {
+        "largest": part("targets", _largest_tables.brief),
+        "prediction": part("prediction", prediction.tables),
+        "regret": regrets,
+    },
     "examples/README.md": {"example": _headline.example},
     "benchmarks/README.md": PARTS,
 }

@@ -26,6 +26,7 @@ _COLOURS = {
     PLAIN: pictures.GREY, FULL: pictures.GREEN, DOTS: pictures.PURPLE, _BEST: pictures.RED,
     PLAN: pictures.BLUE,
 }  # fmt: skip
+_BRIEF = (PLAIN, FULL, PLAN)
 _ROUNDING = 1e-6
 _NO_GAIN = 1.1  # modelled seconds of two programs are no better known
 _GROUP = 0.55  # inches for the bars of a row
@@ -52,6 +53,17 @@ def tables(report: Report) -> list[Table]:
     )
     heads = ("", "target", "step", "nothing", "every block", "dots", "MaxText", "plan", "search")
     return [Table(title, heads, rows, note)]
+
+
+def brief(report: Report) -> list[Table]:
+    """Return the rows of which a batch fits, with fewer columns."""
+    rows = [
+        (row["model"], row["target"], *(_cell(row, row["ways"].get(way)) for way in _BRIEF))
+        for row in _by_size(report)
+        if row["ways"].get(PLAN, {}).get("batch")
+    ]
+    heads = ("", "target", *(_NAMES[way] for way in _BRIEF[:-1]), "`jrc.largest_batch`")
+    return [Table("", heads, rows)]
 
 
 def _by_size(report: Report) -> list[Found]:
