@@ -73,8 +73,8 @@ class PlannerSettings:
         offloaded_levels: How many sets of values of each.
         offloaded_share: A value is moved if it has at least this share of the bytes that a step
             saves.
-        chunk_widths: Values wider than one of so many powers of two, the largest half of what a
-            budget leaves for temporaries, are made in chunks.
+        chunk_widths: Values wider than one of so many powers of two, the largest about half of what
+            a budget leaves for temporaries, are made in chunks.
         chunk_sizes: So many powers of four are tried as the bytes of a chunk.
         smaller_chunks: Of a function as it is chunks of sizes are tried that have this ratio.
         nearly_fastest: Where it fits, the largest of these sizes are compiled whose predicted

@@ -248,12 +248,12 @@ def _fewer_bytes(
 
 
 def _powers_of_two(most: int, step: int, count: int) -> list[int]:
-    """So many powers of two, from half of the most on down, in steps of so many; none too small.
+    """So many powers of two, from about half of the most on down; none too small.
 
     >>> _powers_of_two(100_000_000, 2, 5), _powers_of_two(100_000, 1, 7)
-    ([33554432, 8388608, 2097152, 524288, 131072], [32768, 16384])
+    ([67108864, 16777216, 4194304, 1048576, 262144], [65536, 32768, 16384])
     """
-    first = (most // 2).bit_length() - 1
+    first = round(math.log2(most / 2))
     sizes = (2 ** max(first - step * i, 0) for i in range(count))
     return list(dict.fromkeys(max(size, SETTINGS.least_chunk) for size in sizes))
 
