@@ -36,8 +36,10 @@ from jrc._jaxpr import (
     counted,
     evaluate,
     independent_axes,
+    is_convolution,
     slice_program,
     sliced,
+    walk,
     zeros_below,
 )
 from jrc._specs import names_of, without_axes
@@ -82,7 +84,8 @@ class ShardedRegion:
 
     Raises:
         Dependent: If an axis is not independent.
-        ValueError: If a result is made of sums over an axis, or there are no such equal parts.
+        ValueError: If a result is made of sums over an axis, there are no such equal parts, or the
+            program convolves and has parts.
     """
 
     parts: tuple[PartsOf, ...]
@@ -91,6 +94,8 @@ class ShardedRegion:
     def __init__(
         self, program: Program, axes: Mapping[int, int], parts: Sequence[PartsOf] = ()
     ) -> None:
+        if parts and any(is_convolution(eqn) for eqn, _ in walk(program.jaxpr)):
+            raise ValueError("XLA computes wrong gradients of kernels in parts over devices")
         self._program, self.parts = program, tuple(parts)
         self._inner: ShardedRegion | None = None
         first, rest = (parts[0], parts[1:]) if parts else (None, ())

@@ -11,7 +11,6 @@
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -21,7 +20,6 @@ from jrc._jaxpr import (
     SplitValues,
     in_shard_map,
     inlined_program,
-    is_convolution,
     is_manual,
     is_variable,
     nbytes,
@@ -33,71 +31,16 @@ from jrc._jaxpr import (
 )
 from jrc._specs import axes_of
 from jrc._tree import is_floating
-from jrc.remat._chunks.chunks import Chunks, Form
-from jrc.remat._chunks.chunks_of_region import chunks_of
+from jrc.remat._chunks.chunks import Form
 from jrc.remat._chunks.copies import by_more_than_a_number, by_pass_and_axis, copies_of_wide
-from jrc.remat._chunks.counts import chunk_count
 from jrc.remat._chunks.form import form_for
-from jrc.remat._chunks.in_shards import PartsOf, parts_of, region_alone, sharded_region
+from jrc.remat._chunks.in_shards import parts_of, region_alone, sharded_region
 from jrc.remat._chunks.numbering import numbered_copies
 from jrc.remat._chunks.region import Region
+from jrc.remat._chunks.region_inside import RegionInside
 from jrc.remat._chunks.regions import region_of_widest, wide_regions
 from jrc.remat._chunks.searched_program import SearchedProgram
 from jrc.remat._gradient.activity import differentiated_results
-
-_LARGE = 2**24  # bytes of a chunk that keep a device busy
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class RegionInside:
-    """A region of a program, or of the body of a loop in it.
-
-    Attributes:
-        program: The program that it is of.
-        region: The region.
-        path: The loops around it, or a `shard_map`, each as the number of its equation.
-        devices: Over how many devices the program's values are split: one inside of a `shard_map`.
-        parts: How devices split it, the outermost first.
-        slices: Into how many slices each part may be cut at most.
-        forms: The forms of the program and of those around it, the outermost first.
-    """
-
-    program: Program
-    region: Region
-    path: tuple[int, ...]
-    devices: int
-    parts: tuple[PartsOf, ...]
-    slices: int
-    forms: tuple[Form, ...] = ()
-
-    def chunks(self, most_bytes: int, most_in_turn: int = 0) -> Chunks | None:
-        """Return the region in chunks of about so many bytes; `None` where it needs no more.
-
-        Args:
-            most_bytes: Bytes of a chunk, on one device.
-            most_in_turn: If it convolves, at most so many chunks are in no loop.
-        """
-        # Each chunk reads all of what it reads whole, which should be less than what it makes.
-        devices = math.prod(each.parts for each in self.parts)
-        whole = devices * sum(nbytes(v.aval) for v in self.region.slices.whole)
-        most = self.region.bytes / max(whole, _LARGE * devices)
-        size = self.region.bytes / (most_bytes * self.devices)
-        count = chunk_count(self.slices, size, most)
-        if count < 2:
-            return None
-        return self.in_so_many(count, most_in_turn)
-
-    def in_so_many(self, count: int, most_in_turn: int = 0) -> Chunks:
-        """Return the region in so many chunks.
-
-        Args:
-            count: How many.
-            most_in_turn: As for `chunks`.
-        """
-        chunks = chunks_of(self.program, self.region, count, self.path, self.parts)
-        eqns = (self.program.eqns[p] for p in self.region.equations)
-        in_turn = count <= most_in_turn and not self.path and any(map(is_convolution, eqns))
-        return dataclasses.replace(chunks, forms=self.forms, are_in_turn=in_turn)
 
 
 def regions_within(

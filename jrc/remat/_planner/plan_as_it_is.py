@@ -22,7 +22,8 @@ from jrc._targets import (
 from jrc._text import exact_memory_text
 from jrc._tree import aval_of, is_traced, split
 from jrc.remat._chunks.chunks import Chunks, chunks_text
-from jrc.remat._chunks.regions_within import RegionInside, regions_within
+from jrc.remat._chunks.region_inside import RegionInside
+from jrc.remat._chunks.regions_within import regions_within
 from jrc.remat._gradient.arguments import refuse_tracers
 from jrc.remat._gradient.compiled_memory import bytes_on_device, device_of
 from jrc.remat._planner.budget import (

@@ -122,3 +122,50 @@ def test_many_chunks_and_those_of_accelerators_run_in_a_loop():
     assert region.chunks(many, most_in_turn=16).chunks > 16
     assert not region.chunks(many, most_in_turn=16).are_in_turn
     assert not region.chunks(few, most_in_turn=compiler_on("gpu").most_in_turn).are_in_turn
+
+
+@pytest.mark.slow
+def test_a_loop_is_taken_where_steps_in_turn_need_too_much():
+    def variance(kernels, images):
+        x = jax.nn.relu(convolve(images, kernels[0]))
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        return jnp.var(convolve(x, kernels[1]).mean((1, 2)), axis=0).sum()
+
+    keys = jax.random.split(KEY, 3)
+    kernels = [
+        jax.random.normal(keys[0], (3, 3, 3, 12)), jax.random.normal(keys[1], (3, 3, 12, 6))
+    ]  # fmt: skip
+    args = kernels, jax.random.normal(keys[2], (16, 32, 32, 3))
+    _, before = compiled(jax.value_and_grad(variance), *args)
+    plan = jrc.plan(variance, *args, budget=before // 4)
+    assert [each.are_in_turn for each in plan.chunks] == [False]
+    assert plan.verified.peak_bytes <= before // 4
+
+
+@pytest.mark.slow
+def test_on_a_mesh_kernels_have_the_gradients_that_they_have_on_one_device():
+    """XLA computes wrong ones of kernels whose parts are mapped over devices."""
+    params, images, labels = arguments(48)
+    expected = jax.value_and_grad(network)(params, images, labels)
+    mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+    rows, whole = (jax.NamedSharding(mesh, jax.P(*names)) for names in (("data",), ()))
+    args = jax.device_put(params, whole), *jax.device_put((images, labels), rows)
+    plan = jrc.plan(network, *args, budget="60%")
+    found = jax.jit(jax.value_and_grad(plan.apply(network)))(*args)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, atol=2e-6 * float(jnp.abs(y).max()))
+
+
+def test_groups_are_the_slices_that_there_are_by_hand():
+    def grouped(x, kernel):
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=4,
+        )  # fmt: skip
+
+    x, kernel = jnp.ones((2, 6, 6, 12)), jnp.ones((3, 3, 3, 8))
+    with pytest.raises(ValueError, match="which has 4, got 12. Write chunks=4"):
+        jrc.chunked(grouped, in_axes=(3, 3), out_axes=3, chunks=12)(x, kernel)
+    np.testing.assert_allclose(
+        jrc.chunked(grouped, in_axes=(3, 3), out_axes=3, chunks=4)(x, kernel), grouped(x, kernel)
+    )

@@ -3,7 +3,7 @@
 The function with some regions in chunks is a function like any other: it is traced and solved like
 it, and its options stand beside those of the function as it is. Nothing is compiled here; to trace
 and to solve a way takes a second where the program is large, so each is made once. Which values are
-wide, and how many bytes a chunk may have, are powers of two below what a budget leaves for
+wide, and how many bytes a chunk may have, are powers of two near what a budget leaves for
 temporaries, so that near budgets look at the same ways. Each set of regions is tried with fewer and
 fewer bytes a chunk, as long as the cheapest option that is predicted to fit becomes cheaper. Where
 a plan without chunks fits, larger sets are tried under the same condition. Where one is predicted
@@ -19,7 +19,8 @@ from typing import Any
 
 from jrc._errors import named_like
 from jrc.remat._chunks.chunks import Chunks
-from jrc.remat._chunks.regions_within import RegionInside, regions_within
+from jrc.remat._chunks.region_inside import RegionInside
+from jrc.remat._chunks.regions_within import regions_within
 from jrc.remat._planner.costs.compilers import compiler_on
 from jrc.remat._planner.execute.chunked_function import chunked_function
 from jrc.remat._planner.search.problem import Problem, Request
@@ -175,8 +176,12 @@ class _Look:
         best, best_regions = without, list[RegionInside]()
         goes_on = self.wanted.is_urgent and math.isinf(without)
         for regions in self._distinct_regions(values_of, may_be_all):
-            ways = _fewer_bytes(regions, self.temporaries, self.most_in_turn)
-            cost = self._at(((*values_of.chunks, *each) for each in ways), without)
+            cost = math.inf
+            # A loop, which is slower, needs less memory at times.
+            for most_in_turn in (self.most_in_turn, *self.wanted.leanest * [0]):
+                ways = _fewer_bytes(regions, self.temporaries, most_in_turn)
+                at = self._at(((*values_of.chunks, *each) for each in ways), without)
+                cost = min(cost, at)
             is_worse = best <= cost < math.inf and not goes_on
             if cost < best:
                 best, best_regions = cost, regions
