@@ -122,7 +122,7 @@ def broadcast(eqn: JaxprEqn) -> list[IndependentAxis]:
 def reshape(eqn: JaxprEqn) -> list[IndependentAxis]:
     """Return the axes that stay contiguous: of axes that are merged or split, the first one."""
     shape = shape_of(eqn.invars[0])
-    order = eqn.params.get("dimensions") or range(len(shape))  # that in which axes are merged
+    order = eqn.params.get("dimensions") or range(len(shape))  # in which they are merged
     found = []
     for before, after in same_entries([shape[axis] for axis in order], shape_of(eqn.outvars[0])):
         if before and after:

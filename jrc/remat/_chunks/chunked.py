@@ -203,6 +203,8 @@ def _slices(
     for v, (name, axis) in zip(inputs, axes, strict=True):
         if axis is not None:
             cut[v] = at = _axis(axis, v, f"in_axes of {name}")
+            if shape_of(v)[at] < min(count, 2):  # no rule has axes of one slice
+                raise ValueError(_wrong_count(shape_of(v)[at], count))
             _check_whole_on_device(v, at, name)
     if not cut:
         raise ValueError(

@@ -13,7 +13,7 @@ def sizes(parts: int, chunks: int) -> tuple[int, int, int]:
     return size, *divmod(parts, size)
 
 
-def chunk_count(parts: int, least: float, most: float = 0.0, better: int = 0) -> int:
+def chunk_count(parts: int, least: float, most: float = 0.0, unequal: int = 0) -> int:
     """Return how many chunks are at least so many, of equal size if that takes not many more.
 
     Args:
@@ -21,17 +21,17 @@ def chunk_count(parts: int, least: float, most: float = 0.0, better: int = 0) ->
         least: How many chunks there are at least.
         most: With so many at most they are large enough; up to twice as many as are needed are
             taken in any case.
-        better: Up to so many are better than more of equal size.
+        unequal: Up to so many of unequal size are better than more of equal size.
 
     >>> chunk_count(12, 3.5), chunk_count(8191, 3.5), chunk_count(7, 9), chunk_count(11, 3.5, 20)
     (4, 4, 7, 11)
-    >>> chunk_count(17, 8), chunk_count(17, 8, better=16), chunk_count(64, 32, better=16)
+    >>> chunk_count(17, 8), chunk_count(17, 8, unequal=16), chunk_count(64, 32, unequal=16)
     (17, 9, 32)
     """
     size = max(int(parts / least), 1) if least > 1 else parts
     fewest = -(-parts // size)
     even = next(n for n in divisors(parts) if n >= fewest)
-    is_even = even <= max(2 * fewest, most) and not fewest <= better < even
+    is_even = even <= max(2 * fewest, most) and not fewest <= unequal < even
     return even if is_even else fewest
 
 

@@ -51,7 +51,7 @@ class RegionInside:
         count = chunk_count(self.slices, size, most, most_in_turn if self.may_be_in_turn else 0)
         return self.in_so_many(count, most_in_turn) if count > 1 else None
 
-    def in_so_many(self, count: int, most_in_turn: int = 0) -> Chunks:
+    def in_so_many(self, count: int, most_in_turn: int) -> Chunks:
         """Return the region in so many chunks.
 
         Args:
@@ -64,6 +64,6 @@ class RegionInside:
 
     @property
     def may_be_in_turn(self) -> bool:
-        """Whether a loop is to be avoided where that is slow: it convolves, and is in no loop."""
+        """Whether chunks may be in no loop: it convolves, and there is no loop around it."""
         eqns = (self.program.eqns[p] for p in self.region.equations)
         return not self.path and any(map(is_convolution, eqns))

@@ -23,7 +23,7 @@ from jrc._jaxpr import (
     zeros_of,
 )
 from jrc._tree import is_floating, sum_dtype, varying_axes
-from jrc.remat._chunks.steps import Scan, in_loop
+from jrc.remat._chunks.steps import Scan
 
 
 class Inputs(NamedTuple):
@@ -90,8 +90,8 @@ def sum_and_gradient(
     inputs: Inputs,
     avals: Sequence[Any],
     varies: Sequence[bool],
-    first: int | None = None,
-    scan: Scan = in_loop,
+    first: int | None,
+    scan: Scan,
 ) -> list[Any]:
     """Return sums over chunks, scalars where they are floating.
 

@@ -75,7 +75,7 @@ class PlannerSettings:
             saves.
         chunk_widths: Values wider than one of so many powers of two, the largest about half of what
             a budget leaves for temporaries, are made in chunks.
-        chunk_sizes: So many powers of four are tried as the bytes of a chunk.
+        chunk_sizes: So many numbers of bytes are tried for a chunk, each a quarter of the last.
         smaller_chunks: Of a function as it is chunks of sizes are tried that have this ratio.
         nearly_fastest: Where it fits, the largest of these sizes are compiled whose predicted
             seconds are at most so many times the least.

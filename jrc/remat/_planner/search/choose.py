@@ -201,7 +201,7 @@ def fitting_option(
     search.add(more)
     if not search.compilations:
         return search.expected_fitting(budget)
-    last = Search([*whole, *more], search.peaks, search.given)
+    last = Search([*whole, *more], search.peaks, search.asked)
     last.failed.update(search.failed)
     last.attempt(baseline)
     for each in whole:

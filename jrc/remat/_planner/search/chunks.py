@@ -178,7 +178,7 @@ class _Look:
         for regions in self._distinct_regions(values_of, may_be_all):
             cost = math.inf
             # A loop, which is slower, needs less memory at times.
-            for most_in_turn in (self.most_in_turn, *self.wanted.leanest * [0]):
+            for most_in_turn in dict.fromkeys((self.most_in_turn, *self.wanted.leanest * [0])):
                 ways = _fewer_bytes(regions, self.temporaries, most_in_turn)
                 at = self._at(((*values_of.chunks, *each) for each in ways), without)
                 cost = min(cost, at)

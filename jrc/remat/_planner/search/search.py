@@ -78,7 +78,7 @@ class Search:
     """The search for one budget. It knows only what it asked for, so that no other search counts.
 
     Attributes:
-        given: How many programs it might compile at first.
+        asked: How many programs it was to compile at most; see `allow_more`.
         compilations: How many it may compile now.
         compiled: The peaks of the options that this search compiled.
         before: What it expected of each of them before: its peak, and its cost.
@@ -91,7 +91,7 @@ class Search:
     """
 
     def __init__(self, options: Sequence[Option], peaks: KnownPeaks, compilations: int) -> None:
-        self.peaks, self.given, self.compilations = peaks, compilations, compilations
+        self.peaks, self.asked, self.compilations = peaks, compilations, compilations
         self.compiled: dict[Option, int] = {}
         self.before: dict[Option, tuple[int, float]] = {}
         self.failed: dict[Option, Exception] = {}
