@@ -197,10 +197,13 @@ def in_chunks_of_loss(
         last = traced_for_plan(*one_of(rest), {}, respected)
         if inner.function.signature.other_operators(signature_of(last, respected)):
             return None
-    # In a chunk the gradients of what it reads whole lie beside their sums over chunks.
-    sums = sum(v.aval.size * raised(v.aval.dtype).itemsize for v in whole)
-    besides = inner.returned + sums + sum(nbytes(v.aval) for v in cut if v in active)
-    added = problem.unit.of_sums(sum(v.aval.size for v in whole), sums)
+    # In a chunk the gradients of what it reads whole lie beside their sums over chunks. Sums that
+    # are a gradient of the function, in its own type, are made where that result lies.
+    sums = {v: v.aval.size * raised(v.aval.dtype).itemsize for v in whole}
+    results_too = {v for v in inputs if raised(v.aval.dtype) == v.aval.dtype}
+    besides = inner.returned + sum(size for v, size in sums.items() if v not in results_too)
+    besides += sum(nbytes(v.aval) for v in cut if v in active)
+    added = problem.unit.of_sums(sum(v.aval.size for v in whole), sum(sums.values()))
     devices = math.prod(each.parts for each in chunks.shards)
     times = slices.parts / size * devices
     outside = _cost_outside(problem, program_in_form(program, chunks.form), chunks.equations)

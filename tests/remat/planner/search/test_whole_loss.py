@@ -13,7 +13,7 @@ from jrc._jaxpr import flops
 from jrc.remat._planner.search.chunks import Wanted
 from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem, Request
-from jrc.remat._planner.search.whole_loss import whole_loss_chunks
+from jrc.remat._planner.search.whole_loss import in_chunks_of_loss, whole_loss_chunks
 
 DRAW = np.random.default_rng(0)
 
@@ -192,6 +192,23 @@ def test_batches_are_not_any_that_chunks_of_the_loss_would_fit():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "apart"), [(jnp.float32, 0), (jnp.bfloat16, 4 * 512**2 * 4)])
+def test_sums_of_gradients_lie_where_the_gradients_are_returned(dtype, apart):
+    weights = [jax.ShapeDtypeStruct((512, 512), dtype)] * 4
+    args = weights, jax.ShapeDtypeStruct((4096, 512), dtype), jax.ShapeDtypeStruct((4096,), "int32")
+    peaks = Peaks(Problem.of(Request(loss, args, minimize="flops")))
+    problem = peaks.problem
+    last = whole_loss_chunks(problem, problem.baseline.peak // 16)[-1]
+    chunk = in_chunks_of_loss(problem, last)
+    of_chunk = sum(x.size * x.dtype.itemsize for x in weights)
+    # Gradients of a chunk, and what it saves; sums in another type lie apart.
+    saved = chunk.baseline.peak - of_chunk - apart
+    assert 0 < saved < of_chunk
+    run = jax.value_and_grad(chunk.function.applied(chunk.baseline.whole))
+    memory = jax.jit(run).lower(*args).compile().memory_analysis()
+    assert apart < memory.temp_size_in_bytes < chunk.baseline.peak + of_chunk / 4
+
+
 def test_the_least_of_a_refusal_is_in_chunks():
     given = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((WEIGHTS, WEIGHTS, X, Y)))
     options = {"budget": given + 2**10, "minimize": "flops"}
