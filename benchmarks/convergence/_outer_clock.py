@@ -74,13 +74,46 @@ def _reached(
     seeds = sorted(runs.keys() & dense.keys())
     if not seeds:
         return "-"
-    losses = mean_losses(runs, seeds)
     aim = (1 + NEAR) * mean_losses(dense, seeds)[-1]
+    found = _first_below(aim, mean_losses(runs, seeds), seconds)
+    return "-" if found is None else seconds_text(found)
+
+
+def _first_below(aim: float, losses: np.ndarray, seconds: np.ndarray) -> float | None:
+    """Return when a loss is first at most that, between points by a straight line."""
     below = np.flatnonzero(losses <= aim)
     if not len(below):
-        return "-"
+        return None
     at = below[0]
     if at == 0:
-        return seconds_text(seconds[0])
+        return float(seconds[0])
     share = (losses[at - 1] - aim) / (losses[at - 1] - losses[at])
-    return seconds_text(seconds[at - 1] + share * (seconds[at] - seconds[at - 1]))
+    return float(seconds[at - 1] + share * (seconds[at] - seconds[at - 1]))
+
+
+def time_to_loss_table(methods: Mapping[str, Any], report: Mapping[str, Any]) -> Table:
+    """Return when dense training is where each method ends, over the time that this one takes."""
+    dense = methods["adamw"]
+    rows = [_to_loss(name, runs, dense) for name, runs in methods.items() if name != "adamw"]
+    title = (
+        f"{report['title']}: modelled time of a run, and that in which dense AdamW reaches the "
+        "held-out loss at its end (same seeds), with the computation and the bytes of the table "
+        "above"
+    )
+    heads = ["", "held-out"]
+    for link in LINKS:
+        heads += [f"{link}: run", "dense to there", "ratio"]
+    return Table(title, tuple(heads), rows)
+
+
+def _to_loss(name: str, runs: Mapping[str, Any], dense: Mapping[str, Any]) -> tuple[str, ...]:
+    seeds = sorted(runs.keys() & dense.keys())
+    end = mean_losses(runs, seeds)[-1]
+    cells = []
+    for link in LINKS:
+        own = seconds_at(name, runs[seeds[0]], link)[-1]
+        of_dense = seconds_at("adamw", dense[seeds[0]], link)
+        there = _first_below(end, mean_losses(dense, seeds), of_dense)
+        texts = ("-", "-") if there is None else (seconds_text(there), f"{there / own:.1f} x")
+        cells += [seconds_text(own), *texts]
+    return METHODS[name].title, f"{end:.3f}", *cells

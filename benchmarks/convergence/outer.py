@@ -234,12 +234,13 @@ def _mean(seeds: Mapping[str, Any], figure: str) -> float:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add methods and the number of runs."""
     add = parser.add_argument
-    add("--methods", type=names_of(METHODS), default=list(METHODS), help="default: all")
+    several = [name for name, method in METHODS.items() if method.replicas is None]
+    add("--methods", type=names_of(several), default=several, help="default: all")
     add("--replicas", type=_replicas, default=REPLICAS, help="4 or 8, ... (default: %(default)s)")
     add("--seeds", type=at_least(1), default=1, help="runs of each (default: %(default)s)")
     add("--steps", type=at_least(1), help="steps of a run (default: 4000)")
     add("--layers", type=at_least(1), help="layers of the GPT (default: 2)")
-    add("--width", type=_width, help="width of the GPT (default: 64)")
+    add("--width", type=width, help="width of the GPT (default: 64)")
 
 
 def _replicas(text: str) -> int:
@@ -251,12 +252,12 @@ def _replicas(text: str) -> int:
     return count
 
 
-def _width(text: str) -> int:
+def width(text: str) -> int:
     """Return a width that the heads divide."""
-    width, heads = at_least(1)(text), SIZES["heads"]
-    if width % heads:
+    number, heads = at_least(1)(text), SIZES["heads"]
+    if number % heads:
         raise argparse.ArgumentTypeError(f"must be a multiple of the {heads} heads, got {text}.")
-    return width
+    return number
 
 
 BENCHMARK = Benchmark(NAME, __doc__, measure, tables, add_options, keys=("runs",), plot=plot)

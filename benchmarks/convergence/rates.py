@@ -1,75 +1,103 @@
-"""Measure how the learning rate moves held-out loss: dense AdamW, SparseLoCo, DiLoCo alike.
+"""Measure how the learning rate moves held-out loss: dense AdamW, SparseLoCo, DiLoCo, SNOO alike.
 
     python -m benchmarks.convergence.rates --rates 0.0015,0.003,0.006 \
         --out benchmarks/results/outer_rates.json
+    python -m benchmarks.convergence.rates --layers 2 --width 64 --rates 0.003,0.006,0.012 \
+        --methods adamw,sparseloco_15,sparseloco_15_d16,diloco_15_4bit,snoo_15 --seeds 3 \
+        --out benchmarks/results/outer_rates_2x64.json
 
 The GPT of `convergence.outer --layers 4 --width 128`, on which methods of few synchronisations end
-furthest above dense training: four replicas, one seed, the same schedule with other peaks of the
-rate. Each method is compared with dense training at the best rate of both.
+furthest above dense training, or another: four replicas (of SNOO one), the same schedule with other
+peaks of the rate. Each method is compared with dense training at the best rate of both, in loss and
+in modelled wall-clock. Runs are those of `convergence.outer` with another rate.
 
 `--out` is written after every run, and runs that it has are not repeated.
 """
 
 import argparse
+import statistics
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks._lib import platform
-from benchmarks._lib.command import Benchmark, Run, names_of
+from benchmarks._lib.command import Benchmark, Run, at_least, names_of
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table
+from benchmarks.convergence._outer_clock import clock_table, time_to_loss_table
 from benchmarks.convergence._outer_methods import METHODS, REPLICAS
 from benchmarks.convergence._tasks import SHARED, TASKS
-from benchmarks.convergence.outer import SIZES, TOY, train
+from benchmarks.convergence.outer import SIZES, TOY, to_dense, train, width
 
 NAME = "convergence.rates"
-WIDE = {"layers": 4, "width": 128}
 CHOSEN = ("adamw", "sparseloco_5_d32", "diloco_15_4bit")
-SEED = 0
 
 
 def measure(run: Run) -> None:
     """Do every run that the report lacks."""
     platform.require_devices(REPLICAS, NAME)
     options, runs = run.options, run.report.setdefault("runs", {})
+    size = {"layers": options.layers, "width": options.width}
     for rate in options.rates:
-        task = TASKS["gpt"](SHARED | SIZES | WIDE | {"rate": rate} | (TOY if options.toy else {}))
+        task = TASKS["gpt"](SHARED | SIZES | size | {"rate": rate} | (TOY if options.toy else {}))
+        if run.report.get("title", task.title) != task.title:
+            sys.exit(f"{NAME}: {options.out} has another model. Write to another file.")
         run.report |= {"title": task.title, "unit": task.unit, "steps": task.settings["steps"]}
-        for name in options.methods:
-            found = runs.setdefault(name, {})
-            if str(rate) not in found:
-                status = lambda text, what=f"{name}, {rate}": run.status(f"{what}: {text}")  # noqa: E731
-                found[str(rate)] = train(METHODS[name], task, REPLICAS, SEED, status)["curve"]
+        for seed in range(options.seeds):
+            for name in options.methods:
+                found = runs.setdefault(name, {}).setdefault(str(rate), {})
+                if str(seed) in found:
+                    continue
+                about = f"{name}, {rate}, seed {seed}"
+                status = lambda text, what=about: run.status(f"{what}: {text}")  # noqa: E731
+                method = METHODS[name]
+                replicas = method.replicas or REPLICAS
+                found[str(seed)] = train(method, task, replicas, seed, status)
                 run.save()
 
 
 def tables(report: Report) -> list[Table]:
-    """Return a table of the loss at the end by method and rate."""
+    """Return a table of the loss at the end by method and rate, and two of modelled time."""
     runs: dict[str, Any] = report["runs"]
     rates = sorted({float(rate) for found in runs.values() for rate in found})
-    ends = {
-        name: {float(rate): curve[-1]["loss"] for rate, curve in found.items()}
-        for name, found in runs.items()
-    }
-    dense = min(ends.get("adamw", {}).values(), default=float("nan"))
+    best = {name: found[best_rate(found)] for name, found in runs.items()}
     rows = [
         (
             METHODS[name].title,
-            *(f"{found[rate]:.3f}" if rate in found else "" for rate in rates),
-            f"{min(found, key=found.__getitem__):g}",
-            "-" if name == "adamw" else f"{min(found.values()) / dense - 1:+.1%}",
+            *(_mean_end(found, rate) for rate in rates),
+            best_rate(found),
+            "-" if name == "adamw" else to_dense(best[name], best.get("adamw", {})),
         )
-        for name, found in ends.items()
+        for name, found in runs.items()
     ]
     title = (
-        f"{report['title']} ({report['steps']:,} steps on {REPLICAS} replicas, one seed): held-out "
-        f"loss at the end, {report['unit']}, by the peak of AdamW's rate; and the difference to "
-        "dense, each at its best rate"
+        f"{report['title']} ({report['steps']:,} steps on {REPLICAS} replicas): held-out loss at "
+        f"the end, {report['unit']}, by the peak of AdamW's rate, mean of the seeds (how many); "
+        "the best rate, that of the lowest loss of the first seed; and the difference to dense "
+        "with the same seeds, each at its best rate (range of several)"
     )
-    return [Table(title, ("", *(f"{rate:g}" for rate in rates), "best", "to dense"), rows)]
+    heads = ("", *(f"{rate:g}" for rate in rates), "best", "to dense")
+    several = {name: seeds for name, seeds in best.items() if METHODS[name].replicas is None}
+    found = [Table(title, heads, rows), clock_table(REPLICAS, several, report)]
+    return [*found, time_to_loss_table(several, report)] if "adamw" in several else found
+
+
+def best_rate(found: Mapping[str, Any]) -> str:
+    """Return the rate at which the first seed of a method ends lowest."""
+    return min(found, key=lambda rate: _end(found[rate]["0"]))
+
+
+def _mean_end(found: Mapping[str, Any], rate: float) -> str:
+    ends = [_end(run) for key, seeds in found.items() if float(key) == rate for run in seeds.values()]
+    return f"{statistics.fmean(ends):.3f} ({len(ends)})" if ends else ""
+
+
+def _end(run: Mapping[str, Any]) -> float:
+    return run["curve"][-1]["loss"]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add methods and rates."""
+    """Add methods, rates, seeds and the size of the model."""
     add = parser.add_argument
     add(
         "--methods",
@@ -78,6 +106,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"default: {','.join(CHOSEN)}",
     )
     add("--rates", type=_rates, default=[1.5e-3, 3e-3, 6e-3], help="default: 0.0015,0.003,0.006")
+    add("--seeds", type=at_least(1), default=1, help="runs of each (default: %(default)s)")
+    add("--layers", type=at_least(1), default=4, help="layers of the GPT (default: %(default)s)")
+    add("--width", type=width, default=128, help="width of the GPT (default: %(default)s)")
 
 
 def _rates(text: str) -> list[float]:

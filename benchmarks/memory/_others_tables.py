@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table, mib
 from benchmarks.memory._others.catalogue import package_of
-from benchmarks.memory._zoo_tables import peak_and_cost
+from benchmarks.memory._zoo_tables import peak_and_cost, regrets
 
 Figures = Mapping[str, Any]
 FIGURES = {"time": "stated", "flops": "flops"}
@@ -15,7 +15,7 @@ SLACK = 1.01
 
 
 def tables(report: Report) -> list[Table]:
-    """Return a table for each aim, with a row for each program."""
+    """Return a table for each aim, with a row for each program, and the regrets."""
     models = {
         name: found
         for name, found in report["models"].items()
@@ -26,7 +26,7 @@ def tables(report: Report) -> list[Table]:
         for aim in FIGURES
         if any(key.startswith(aim) for found in models.values() for key in found["plans"])
     ]
-    return [_table(models, aim, report) for aim in aims]
+    return [*(_table(models, aim, report) for aim in aims), *regrets(report, "others")]
 
 
 def _table(models: Mapping[str, Figures], aim: str, report: Report) -> Table:

@@ -64,15 +64,24 @@ def _summary(
     return Table(title, heads, rows, _note(list(models.values()), keys))
 
 
-def regrets(report: Report) -> list[Table]:
-    """Return the regrets of plans at each budget over all programs; nothing without seconds."""
+def regrets(report: Report, programs: str = "`tests/zoo`") -> list[Table]:
+    """Return the regrets of plans at each budget over all programs; nothing without seconds.
+
+    Args:
+        report: Of this benchmark, or of `benchmarks.memory.others`.
+        programs: Whose programs these are, for the title.
+    """
     models = list(_measured(report).values())
     plans = {key for found in models for key, row in found["plans"].items() if row.get("stated")}
     if not plans:
         return []
-    budgets = sorted(set(map(_budget, plans)), key=float, reverse=True)
+    budgets = sorted({_budget(key) for key in plans if _is_fraction(key)}, key=float, reverse=True)
     rows = [
-        (f"{aim}: {name}", *(_median_and_worst(models, f"{aim}, {b}", of) for b in budgets))
+        (
+            f"{aim}: {name}",
+            str(sum(any(key.startswith(aim) for key in found["plans"]) for found in models)),
+            *(_median_and_worst(models, f"{aim}, {b}", of) for b in budgets),
+        )
         for aim in AIMS
         for name, of in (
             ("seconds", lambda found, key: regret(found, key, "stated")),
@@ -83,14 +92,14 @@ def regrets(report: Report) -> list[Table]:
     ]
     device = report.get("target") or report["device"]
     title = (
-        f"Plans of the least seconds and of the fewest FLOPs for {len(models)} programs of "
-        f"`tests/zoo` ({device}), at fractions of the range of peaks: what a plan costs over the "
+        "Plans of the least seconds and of the fewest FLOPs for programs of "
+        f"{programs} ({device}), at fractions of the range of peaks: what a plan costs over the "
         "least of all ways by hand within its budget, and the kernels of its compiled program over "
         "those of the baseline; median, and in brackets the worst"
     )
     failed = [row for found in models for row in found["plans"].values() if "peak" not in row]
     note = f"{len(failed)} plans were refused or failed." if failed else ""
-    return [Table(title, ("", *budgets), rows, note)]
+    return [Table(title, ("", "programs", *budgets), rows, note)]
 
 
 def regret(found: Figures, key: str, figure: str) -> float | None:
@@ -143,6 +152,11 @@ def _is_less(row: Figures, plan: Figures, figure: str, slack: float) -> bool:
 
 def _budget(key: str) -> str:
     return key.partition(", ")[2]
+
+
+def _is_fraction(key: str) -> bool:
+    """Return whether a plan has a fraction for a budget, and not what a way by hand needs."""
+    return _budget(key)[0].isdigit()
 
 
 def _program(name: str, found: Figures) -> Table:

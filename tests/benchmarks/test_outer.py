@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import jrc
-from benchmarks.convergence import _outer_clock, outer
+from benchmarks.convergence import _outer_clock, outer, rates
 
 SMALL = ["--toy", "--methods", "adamw,sparseloco_1,diloco_15"]
 
@@ -105,3 +105,46 @@ def test_the_time_to_be_near_dense_lies_on_the_curve():
     table = _outer_clock.clock_table(4, methods, {"title": "GPT"})
     # 1.96 of the way down to 2.0 from 4.0, between 40 and 80 ms.
     assert [row[4] for row in table.rows] == ["40 ms", "79.2 ms", "-"]
+
+
+def run_over(losses, rounds, sent):
+    """A run with a point every two steps."""
+    points = [
+        {"step": 2 * i, "rounds": rounds * i // len(losses), "bytes": sent * i / len(losses)}
+        for i in range(1, len(losses) + 1)
+    ]
+    curve = [{**point, "loss": loss} for point, loss in zip(points, losses, strict=True)]
+    return {"curve": curve, "seconds": 1.0}
+
+
+def test_methods_are_compared_with_dense_each_at_its_best_rate():
+    runs = {
+        "adamw": {
+            "0.003": {"0": run_over([4.0, 3.0], 4, 4e6)},
+            "0.006": {"0": run_over([3.0, 2.0], 4, 4e6), "1": run_over([3.0, 2.2], 4, 4e6)},
+        },
+        "sparseloco_15": {
+            "0.003": {"0": run_over([3.0, 2.5], 2, 1e3), "1": run_over([3.0, 2.75], 2, 1e3)},
+            "0.006": {"0": run_over([3.0, 2.75], 2, 1e3)},
+        },
+        "snoo_15": {"0.003": {"0": run_over([3.0, 1.9], 2, 0.0)}},
+    }
+    report = {"runs": runs, "title": "GPT", "unit": "bits", "steps": 4}
+    losses, clock, to_loss = rates.tables(report)
+    assert losses.rows[0][1:] == ("3.000 (1)", "2.100 (2)", "0.006", "-")
+    assert losses.rows[1][1:] == ("2.625 (2)", "2.750 (1)", "0.003", "+25.0% (+25.0% to +25.0%)")
+    assert losses.rows[2][1:] == ("1.900 (1)", "", "0.003", "-5.0%")
+    assert [row[0] for row in clock.rows] == [losses.rows[i][0] for i in (0, 1)]
+    # Dense sends 4 MB in 4 exchanges, 0.32 s over 100 Mbit/s, and computes for 0.04 s: of these
+    # 0.36 s it has taken half at a loss of 3, and all of it at 2.1; 2.625 is 0.417 of the way.
+    (row,) = to_loss.rows
+    assert row[1] == "2.625" and row[5:] == ("40.08 ms", "255 ms", "6.4 x")
+
+
+def test_dense_that_never_gets_there_has_no_time():
+    runs = {
+        "adamw": {"0.003": {"0": run_over([4.0, 3.0], 4, 4e6)}},
+        "diloco_15": {"0.003": {"0": run_over([3.0, 2.5], 2, 1e3)}},
+    }
+    report = {"runs": runs, "title": "GPT", "unit": "bits", "steps": 4}
+    assert rates.tables(report)[2].rows[0][3:5] == ("-", "-")
