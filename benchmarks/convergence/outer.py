@@ -207,10 +207,15 @@ def _loss_row(name: str, seeds: Mapping[str, Any], dense: Mapping[str, Any]) -> 
 
 def to_dense(seeds: Mapping[str, Any], dense: Mapping[str, Any]) -> str:
     """Return how far the loss is from dense with equal seeds: mean, and range of several."""
-    both = sorted(seeds.keys() & dense.keys())
+    return gaps_text(*({s: _mean({0: x[s]}, "loss") for s in x} for x in (seeds, dense)))
+
+
+def gaps_text(losses: Mapping[str, float], dense: Mapping[str, float]) -> str:
+    """Return how far losses, by seed, are from those of dense training."""
+    both = sorted(losses.keys() & dense.keys())
     if not both:
         return "-"
-    gaps = [_mean({0: seeds[s]}, "loss") / _mean({0: dense[s]}, "loss") - 1 for s in both]
+    gaps = [losses[seed] / dense[seed] - 1 for seed in both]
     spread = f" ({min(gaps):+.1%} to {max(gaps):+.1%})" if len(gaps) > 1 else ""
     return f"{statistics.fmean(gaps):+.1%}{spread}"
 

@@ -88,7 +88,9 @@ def best_rate(found: Mapping[str, Any]) -> str:
 
 
 def _mean_end(found: Mapping[str, Any], rate: float) -> str:
-    ends = [_end(run) for key, seeds in found.items() if float(key) == rate for run in seeds.values()]
+    ends = [
+        _end(run) for key, seeds in found.items() if float(key) == rate for run in seeds.values()
+    ]
     return f"{statistics.fmean(ends):.3f} ({len(ends)})" if ends else ""
 
 

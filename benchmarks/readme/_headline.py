@@ -13,12 +13,13 @@ from benchmarks._lib.examples import common, train_gpt
 from benchmarks._lib.report import has_result, result
 from benchmarks._lib.table import Row, Table
 from benchmarks._private import memory_text, network_text
-from benchmarks.convergence._tables import brief
-from benchmarks.convergence.outer import to_dense
+from benchmarks.convergence._tables import brief, finals
+from benchmarks.convergence.outer import gaps_text, to_dense
+from benchmarks.convergence.rates import best_rate
 from benchmarks.targets._largest_tables import PLAN
 from benchmarks.targets._models import FULL
 
-# Methods of `benchmarks.network.training`, of which `benchmarks.convergence.outer` has the loss.
+# Methods of `benchmarks.network.training`, of which `benchmarks.convergence` has the loss.
 LINKS = ("1 Gbit/s", "100 Mbit/s")
 NETWORK = {"sparseloco_15": "`SparseLoCo(15)`, AdamW", "dgc": "DGC 99.9 %, momentum SGD"}
 
@@ -173,8 +174,7 @@ def byte_rows() -> Iterator[Row]:
 
 def network_rows() -> Iterator[Row]:
     """Yield training steps beside PyTorch's DDP, with what each method costs in loss."""
-    found = result("network_training")
-    losses = result("outer")["runs"]
+    found, lost = result("network_training"), _lost()
     what = f"Training step, GPT of {_millions(found['parameters'])}"
     yield settings(what, "PyTorch DDP, AdamW", "4 processes, 2 cores")
     runs = [found["runs"][f"4 processes, {link}"]["methods"] for link in LINKS]
@@ -185,8 +185,23 @@ def network_rows() -> Iterator[Row]:
             ", ".join(f"{x:.1f}" for x in dense) + " s",
             ", ".join(f"{x:.1f}" for x in ours) + " s",
             ", ".join(f"1/{x / y:.0f}" for x, y in zip(dense, ours, strict=True)),
-            f"{to_dense(losses[method], losses['adamw'])} loss",
+            f"{lost[method]} loss",
         )
+
+
+def _lost() -> dict[str, str]:
+    """Return how far the loss of each method is from that of dense training, of the same kind.
+
+    AdamW has the best rate of each; momentum SGD that which was best for dense training.
+    """
+    runs = result("outer_rates_2x64")["runs"]
+    best = {name: found[best_rate(found)] for name, found in runs.items()}
+    small = result("convergence")["tasks"]["gpt"]
+    ours, dense = (finals(small, small["runs"][name]) for name in ("dgc_4", "dense_4"))
+    return {
+        "sparseloco_15": to_dense(best["sparseloco_15"], best["adamw"]),
+        "dgc": gaps_text(ours, dense),
+    }
 
 
 def _millions(parameters: int) -> str:

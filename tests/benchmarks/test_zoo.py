@@ -112,16 +112,28 @@ def test_plans_by_time_are_compared_in_seconds():
     assert regret(TIMED, "time, 0.5", "flops") == pytest.approx(1200 / 1010)
     assert regret(TIMED, "time, 0.25", "flops") is None
     (table,) = regrets(REPORT | {"models": {"eqx_mlp": TIMED}})
-    assert table.heads == ("", "0.5")
+    assert table.heads == ("", "programs", "0.5")
     assert table.rows == [
-        ("time: seconds", "1.100 (1.100)"),
-        ("time: FLOPs", "1.188 (1.188)"),
-        ("time: kernels over the baseline's", "1.500 (1.500)"),
-        ("flops: seconds", "1.333 (1.333)"),
-        ("flops: FLOPs", "1.000 (1.000)"),
-        ("flops: kernels over the baseline's", "3.000 (3.000)"),
+        ("time: seconds", "1", "1.100 (1.100)"),
+        ("time: FLOPs", "1", "1.188 (1.188)"),
+        ("time: kernels over the baseline's", "1", "1.500 (1.500)"),
+        ("flops: seconds", "1", "1.333 (1.333)"),
+        ("flops: FLOPs", "1", "1.000 (1.000)"),
+        ("flops: kernels over the baseline's", "1", "3.000 (3.000)"),
     ]
     assert regrets(REPORT) == []
+
+
+def test_a_plan_for_another_budget_may_be_the_best_known():
+    leaner = row(40, 1250, stated=0.6, kernels=12) | {"budget": 50 * 10**6, "seconds": 1}
+    plans = TIMED["plans"] | {"time, 0.25": leaner, "time, each block": leaner}
+    found = TIMED | {"plans": plans}
+    assert regret(found, "time, 0.5", "stated") == pytest.approx(0.99 / 0.6)
+    assert regret(found, "time, 0.25", "flops") == 1.0
+    (table,) = regrets(REPORT | {"models": {"eqx_mlp": TIMED, "mlp": found}}, "others")
+    assert "programs of others" in table.title
+    assert table.heads == ("", "programs", "0.5", "0.25")
+    assert table.rows[0] == ("time: seconds", "2", "1.375 (1.650)", "1.000 (1.000)")
 
 
 def test_programs_that_are_not_measured_yet_are_left_out():

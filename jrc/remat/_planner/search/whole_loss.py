@@ -200,8 +200,8 @@ def in_chunks_of_loss(
     # In a chunk the gradients of what it reads whole lie beside their sums over chunks. Sums that
     # are a gradient of the function, in its own type, are made where that result lies.
     sums = {v: v.aval.size * raised(v.aval.dtype).itemsize for v in whole}
-    results_too = {v for v in inputs if raised(v.aval.dtype) == v.aval.dtype}
-    besides = inner.returned + sum(size for v, size in sums.items() if v not in results_too)
+    apart = [v for v in whole if v not in inputs or raised(v.aval.dtype) != v.aval.dtype]
+    besides = inner.returned + sum(map(sums.__getitem__, apart))
     besides += sum(nbytes(v.aval) for v in cut if v in active)
     added = problem.unit.of_sums(sum(v.aval.size for v in whole), sum(sums.values()))
     devices = math.prod(each.parts for each in chunks.shards)
