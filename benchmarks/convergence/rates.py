@@ -3,7 +3,8 @@
     python -m benchmarks.convergence.rates --rates 0.0015,0.003,0.006 \
         --out benchmarks/results/outer_rates.json
     python -m benchmarks.convergence.rates --layers 2 --width 64 --rates 0.003,0.006,0.012 \
-        --methods adamw,sparseloco_15,sparseloco_15_d16,diloco_15_4bit,snoo_15 --seeds 3 \
+        --methods adamw,sparseloco_15,sparseloco_15_d16,sparseloco_5_d32,diloco_15_4bit,snoo_15 \
+        --seeds 3 \
         --out benchmarks/results/outer_rates_2x64.json
 
 The GPT of `convergence.outer --layers 4 --width 128`, on which methods of few synchronisations end
