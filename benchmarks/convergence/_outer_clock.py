@@ -94,7 +94,8 @@ def _first_below(aim: float, losses: np.ndarray, seconds: np.ndarray) -> float |
 def time_to_loss_table(methods: Mapping[str, Any], report: Mapping[str, Any]) -> Table:
     """Return when dense training is where each method ends, over the time that this one takes."""
     dense = methods["adamw"]
-    rows = [_to_loss(name, runs, dense) for name, runs in methods.items() if name != "adamw"]
+    others = {name: runs for name, runs in methods.items() if name != "adamw"}
+    rows = [_to_loss(name, runs, dense) for name, runs in others.items() if runs.keys() & dense]
     title = (
         f"{report['title']}: modelled time of a run, and that in which dense AdamW reaches the "
         "held-out loss at its end (same seeds), with the computation and the bytes of the table "

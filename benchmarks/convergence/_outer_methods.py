@@ -66,7 +66,6 @@ METHODS: Mapping[str, Method] = {
     "diloco_30_4bit_f3_overlap": _diloco(30, wire="4bit", fragments=3, overlap=1),
     "diloco_30_4bit_f3_overlap_b5": _diloco(30, wire="4bit", fragments=3, overlap=1, blend=0.5),
     "snoo_15": Method("SNOO: one replica, every 15", jrc.DiLoCo(15), replicas=1),
-    "snoo_30": Method("SNOO: one replica, every 30", jrc.DiLoCo(30), replicas=1),
     "average_30": Method("plain averaging, every 30", jrc.DiLoCo(30, 1.0, 0.0)),
     "ef21": Method("EF21 99 %, AdamW", ef21=True),
     "dgc": Method("DGC 99.9 %, momentum SGD", dgc=True),

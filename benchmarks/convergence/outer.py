@@ -12,8 +12,8 @@ whole; `--replicas 8` divides the same batches among eight, whose runs have tabl
 AdamW has the same rate, schedule and clipping in every method; with an outer optimizer each replica
 clips its own gradient. EF21 gives AdamW a compressed gradient in every step, after dense ones in
 the first fortieth of the run. DGC is momentum SGD with the rate of `convergence.train`. AdamW's
-rate was not searched, and outer optimizers have their defaults. Other tables have the loss against
-modelled wall-clock.
+rate is 3e-3 in all methods (`convergence.rates` searches it), and outer optimizers have their
+defaults. Other tables have the loss against modelled wall-clock.
 
 `--out` is written after every run, and runs that it has are not repeated: the same command
 continues an interrupted table.

@@ -7,15 +7,16 @@
         --seeds 3 \
         --out benchmarks/results/outer_rates_2x64.json
 
-The GPT of `convergence.outer --layers 4 --width 128`, on which methods of few synchronisations end
-furthest above dense training, or another: four replicas (of SNOO one), the same schedule with other
-peaks of the rate. Each method is compared with dense training at the best rate of both, in loss and
-in modelled wall-clock. Runs are those of `convergence.outer` with another rate.
+The GPT of `convergence.outer --layers 4 --width 128`, or another: four replicas (of SNOO one), the
+same schedule with other peaks of the rate. Each method is compared with dense training at the best
+rate of both, in loss and in modelled wall-clock. Runs are those of `convergence.outer` with another
+rate.
 
 `--out` is written after every run, and runs that it has are not repeated.
 """
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from benchmarks.convergence._tasks import SHARED, TASKS
 from benchmarks.convergence.outer import SIZES, TOY, to_dense, train, width
 
 NAME = "convergence.rates"
+WIDE = {"layers": 4, "width": 128}
 CHOSEN = ("adamw", "sparseloco_5_d32", "diloco_15_4bit")
 
 
@@ -38,12 +40,14 @@ def measure(run: Run) -> None:
     """Do every run that the report lacks."""
     platform.require_devices(REPLICAS, NAME)
     options, runs = run.options, run.report.setdefault("runs", {})
-    size = {"layers": options.layers, "width": options.width}
+    size = SHARED | SIZES | WIDE | (TOY if options.toy else {})
+    size |= {key: value for key in WIDE if (value := getattr(options, key))}
     for rate in options.rates:
-        task = TASKS["gpt"](SHARED | SIZES | size | {"rate": rate} | (TOY if options.toy else {}))
-        if run.report.get("title", task.title) != task.title:
-            sys.exit(f"{NAME}: {options.out} has another model. Write to another file.")
-        run.report |= {"title": task.title, "unit": task.unit, "steps": task.settings["steps"]}
+        task = TASKS["gpt"](size | {"rate": rate})
+        settings = {key: value for key, value in task.settings.items() if key != "rate"}
+        if run.report.setdefault("settings", settings) != settings:
+            sys.exit(f"{NAME}: {options.out} has other settings. Write to another file.")
+        run.report |= {"title": task.title, "unit": task.unit}
         for seed in range(options.seeds):
             for name in options.methods:
                 found = runs.setdefault(name, {}).setdefault(str(rate), {})
@@ -72,20 +76,27 @@ def tables(report: Report) -> list[Table]:
         for name, found in runs.items()
     ]
     title = (
-        f"{report['title']} ({report['steps']:,} steps on {REPLICAS} replicas): held-out loss at "
-        f"the end, {report['unit']}, by the peak of AdamW's rate, mean of the seeds (how many); "
-        "the best rate, that of the lowest loss of the first seed; and the difference to dense "
+        f"{report['title']} ({report['settings']['steps']:,} steps on {REPLICAS} replicas): "
+        f"held-out loss at the end, {report['unit']}, by the peak of AdamW's rate, mean of the "
+        "seeds (how many); the best rate, that of the lowest loss of the first seed; and the difference to dense "
         "with the same seeds, each at its best rate (range of several)"
     )
     heads = ("", *(f"{rate:g}" for rate in rates), "best", "to dense")
     several = {name: seeds for name, seeds in best.items() if METHODS[name].replicas is None}
     found = [Table(title, heads, rows), clock_table(REPLICAS, several, report)]
-    return [*found, time_to_loss_table(several, report)] if "adamw" in several else found
+    if {"adamw"} < several.keys():
+        found.append(time_to_loss_table(several, report))
+    return found
 
 
 def best_rate(found: Mapping[str, Any]) -> str:
     """Return the rate at which the first seed of a method ends lowest."""
-    return min(found, key=lambda rate: _end(found[rate]["0"]))
+
+    def end(rate: str) -> float:
+        loss = _end(found[rate]["0"])
+        return loss if math.isfinite(loss) else math.inf
+
+    return min(found, key=end)
 
 
 def _mean_end(found: Mapping[str, Any], rate: float) -> str:
@@ -110,8 +121,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--rates", type=_rates, default=[1.5e-3, 3e-3, 6e-3], help="default: 0.0015,0.003,0.006")
     add("--seeds", type=at_least(1), default=1, help="runs of each (default: %(default)s)")
-    add("--layers", type=at_least(1), default=4, help="layers of the GPT (default: %(default)s)")
-    add("--width", type=width, default=128, help="width of the GPT (default: %(default)s)")
+    add("--layers", type=at_least(1), help="layers of the GPT (default: 4)")
+    add("--width", type=width, help="width of the GPT (default: 128)")
 
 
 def _rates(text: str) -> list[float]:

@@ -26,7 +26,7 @@ def tables(report: Report) -> list[Table]:
         for aim in FIGURES
         if any(key.startswith(aim) for found in models.values() for key in found["plans"])
     ]
-    return [*(_table(models, aim, report) for aim in aims), *regrets(report, "others")]
+    return [*(_table(models, aim, report) for aim in aims), *regrets(report, "other packages")]
 
 
 def _table(models: Mapping[str, Figures], aim: str, report: Report) -> Table:

@@ -100,7 +100,7 @@ def regrets(report: Report, programs: str = "`tests/zoo`") -> list[Table]:
     )
     failed = [row for found in models for row in found["plans"].values() if "peak" not in row]
     note = f"{len(failed)} plans were refused or failed." if failed else ""
-    return [Table(title, ("", "programs", *budgets), rows, note)]
+    return [Table(title, ("", "programs, at most", *budgets), rows, note)]
 
 
 def regret(found: Figures, key: str, figure: str) -> float | None:

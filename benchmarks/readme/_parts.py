@@ -136,8 +136,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     ),
     "outer": part(
         "outer", outer.tables,
-        ("outer.png", "Held-out loss against bytes sent: dense AdamW, DiLoCo, SparseLoCo, DGC"),
-        ("outer_time.png", "Held-out loss against modelled time on links of two rates"),
+        ("outer.png", "Held-out loss against bytes sent: DGC; AdamW at 3e-3, dense and others"),
+        ("outer_time.png", "Held-out loss against modelled time on two links, AdamW at 3e-3"),
     ),
     "outer_wide": part("outer_wide", outer.tables),
     "outer_rates": part("outer_rates", rates.tables),

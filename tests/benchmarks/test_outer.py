@@ -129,7 +129,7 @@ def test_methods_are_compared_with_dense_each_at_its_best_rate():
         },
         "snoo_15": {"0.003": {"0": run_over([3.0, 1.9], 2, 0.0)}},
     }
-    report = {"runs": runs, "title": "GPT", "unit": "bits", "steps": 4}
+    report = {"runs": runs, "title": "GPT", "unit": "bits", "settings": {"steps": 4}}
     losses, clock, to_loss = rates.tables(report)
     assert losses.rows[0][1:] == ("3.000 (1)", "2.100 (2)", "0.006", "-")
     assert losses.rows[1][1:] == ("2.625 (2)", "2.750 (1)", "0.003", "+25.0% (+25.0% to +25.0%)")
@@ -146,5 +146,29 @@ def test_dense_that_never_gets_there_has_no_time():
         "adamw": {"0.003": {"0": run_over([4.0, 3.0], 4, 4e6)}},
         "diloco_15": {"0.003": {"0": run_over([3.0, 2.5], 2, 1e3)}},
     }
-    report = {"runs": runs, "title": "GPT", "unit": "bits", "steps": 4}
+    report = {"runs": runs, "title": "GPT", "unit": "bits", "settings": {"steps": 4}}
     assert rates.tables(report)[2].rows[0][3:5] == ("-", "-")
+
+
+def test_a_rate_that_diverged_is_not_the_best():
+    nan = run_over([4.0, float("nan")], 4, 4e6)
+    assert rates.best_rate({"0.012": {"0": nan}, "0.003": {"0": run_over([4.0, 3.0], 4, 4e6)}}) == (
+        "0.003"
+    )
+
+
+@pytest.mark.exhaustive  # .ci/run runs the toy size, too
+def test_rates_are_continued_with_the_same_settings(tmp_path):
+    out = tmp_path / "rates.json"
+    asked = ["--toy", "--methods", "snoo_15", "--rates", "0.003", "--out", str(out)]
+    report = rates.main(asked)
+    (run,) = report["runs"]["snoo_15"]["0.003"].values()
+    assert run["replicas"] == 1 and run["bytes_sent"] == 0
+    assert report["settings"]["layers"] == 1
+    before = json.loads(out.read_text())
+    rates.main(asked)
+    assert json.loads(out.read_text())["runs"] == before["runs"]
+    rates.main([*asked, "--rates", "0.006"])
+    assert list(json.loads(out.read_text())["runs"]["snoo_15"]) == ["0.003", "0.006"]
+    with pytest.raises(SystemExit, match="other settings"):
+        rates.main([*asked, "--layers", "3"])

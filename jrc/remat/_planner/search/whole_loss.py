@@ -198,7 +198,8 @@ def in_chunks_of_loss(
         if inner.function.signature.other_operators(signature_of(last, respected)):
             return None
     # In a chunk the gradients of what it reads whole lie beside their sums over chunks. Sums that
-    # are a gradient of the function, in its own type, are made where that result lies.
+    # are a gradient of the function, in its own type, are made where that result lies. Sums for
+    # what is made in front of the chunks, or read in parts on devices, count apart all the same.
     sums = {v: v.aval.size * raised(v.aval.dtype).itemsize for v in whole}
     apart = [v for v in whole if v not in inputs or raised(v.aval.dtype) != v.aval.dtype]
     besides = inner.returned + sum(map(sums.__getitem__, apart))

@@ -191,7 +191,6 @@ def test_batches_are_not_any_that_chunks_of_the_loss_would_fit():
     assert found.fastest.batch == found.recomputed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "apart"), [(jnp.float32, 0), (jnp.bfloat16, 4 * 512**2 * 4)])
 def test_sums_of_gradients_lie_where_the_gradients_are_returned(dtype, apart):
     weights = [jax.ShapeDtypeStruct((512, 512), dtype)] * 4
@@ -209,6 +208,7 @@ def test_sums_of_gradients_lie_where_the_gradients_are_returned(dtype, apart):
     assert apart < memory.temp_size_in_bytes < chunk.baseline.peak + of_chunk / 4
 
 
+@pytest.mark.slow
 def test_the_least_of_a_refusal_is_in_chunks():
     given = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((WEIGHTS, WEIGHTS, X, Y)))
     options = {"budget": given + 2**10, "minimize": "flops"}
