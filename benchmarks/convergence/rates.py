@@ -78,8 +78,8 @@ def tables(report: Report) -> list[Table]:
     title = (
         f"{report['title']} ({report['settings']['steps']:,} steps on {REPLICAS} replicas): "
         f"held-out loss at the end, {report['unit']}, by the peak of AdamW's rate, mean of the "
-        "seeds (how many); the best rate, that of the lowest loss of the first seed; and the difference to dense "
-        "with the same seeds, each at its best rate (range of several)"
+        "seeds (how many); the best rate, that of the lowest loss of the first seed; and the "
+        "difference to dense with the same seeds, each at its best rate (range of several)"
     )
     heads = ("", *(f"{rate:g}" for rate in rates), "best", "to dense")
     several = {name: seeds for name, seeds in best.items() if METHODS[name].replicas is None}
