@@ -99,7 +99,7 @@ def regrets(report: Report, programs: str = "`tests/zoo`") -> list[Table]:
         "in brackets the worst"
     )
     failed = [row for found in models for row in found["plans"].values() if "peak" not in row]
-    note = f"{len(failed)} plans were refused or failed." if failed else ""
+    note = f"Plans that were refused or failed: {len(failed)}." if failed else ""
     return [Table(title, ("", "programs, at most", *budgets), rows, note)]
 
 

@@ -52,10 +52,18 @@ def test_problems_are_what_fails_and_what_is_beaten():
 
 
 def test_a_row_for_each_program_names_its_package():
-    (table,) = tables(REPORT)
+    table, _ = tables(REPORT)
     assert table.rows[0][0] == "md_simulation (jax_md)"
     assert "authors: twice (0.5)" in table.rows[0][-1] and "failed" in table.rows[0]
     assert "median" in table.note
+
+
+def test_regrets_are_over_ways_by_hand_and_all_plans_that_fit():
+    _, table = tables(REPORT)
+    cells = {row[0]: row[2:] for row in table.rows}
+    assert table.heads[2:] == ("0.5", "0.0")
+    assert cells["flops: FLOPs"] == ("1.018 (1.018)", "1.000 (1.000)")
+    assert "other packages" in table.title and table.note.endswith("failed: 1.")
 
 
 def test_all_programs_have_a_package():

@@ -201,7 +201,8 @@ def in_chunks_of_loss(
     # are a gradient of the function, in its own type, are made where that result lies. Sums for
     # what is made in front of the chunks, or read in parts on devices, count apart all the same.
     sums = {v: v.aval.size * raised(v.aval.dtype).itemsize for v in whole}
-    apart = [v for v in whole if v not in inputs or raised(v.aval.dtype) != v.aval.dtype]
+    differentiated = set(inputs)
+    apart = [v for v in whole if v not in differentiated or raised(v.aval.dtype) != v.aval.dtype]
     besides = inner.returned + sum(map(sums.__getitem__, apart))
     besides += sum(nbytes(v.aval) for v in cut if v in active)
     added = problem.unit.of_sums(sum(v.aval.size for v in whole), sum(sums.values()))
