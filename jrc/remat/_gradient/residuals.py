@@ -7,7 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrc._jaxpr import Program, inline_all, is_variable, loop_parts, nbytes, primitive_name
+from jrc._jaxpr import (
+    Program,
+    inline_all,
+    inner_programs,
+    is_variable,
+    loop_parts,
+    nbytes,
+    primitive_name,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +36,15 @@ class Residuals:
         return sum(nbytes(x.aval) for x in self.variables)
 
     @property
-    def stacked(self) -> list[Any]:
-        """The types of those that loops stack: what their steps save."""
-        return [
-            x.aval
-            for eqn in self.jaxpr.eqns
-            if primitive_name(eqn) == "scan"
-            for x in eqn.outvars[loop_parts(eqn)[1] :]
-            if x in self.variables
-        ]
+    def stacked(self) -> list[tuple[Any, int]]:
+        """What loops stack: the type of what a step saves, and how many steps do."""
+        found = []
+        for eqn in self.jaxpr.eqns:
+            if primitive_name(eqn) == "scan":
+                (body,) = inner_programs(eqn)
+                pairs = list(zip(eqn.outvars, body.outvars, strict=True))[loop_parts(eqn)[1] :]
+                found += [(y.aval, x.aval.shape[0]) for x, y in pairs if x in self.variables]
+        return found
 
     def inlined(self) -> tuple[Program, list[Any]]:
         """Return the program without `jit` calls, and the residuals in it."""

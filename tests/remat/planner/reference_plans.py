@@ -41,9 +41,9 @@ def every_choice(graph: CostGraph, options: Mapping[int, Sequence[Option]] | Non
     free = [v for v in makers if graph.may_save[v] and not must_keep(graph, makers[v], v)]
     ways = [
         [
-            *([] if node.has_effects else [None]),
             *ways_outside(node, options),
-            *map(Inside, options.get(node.position, [])[:1]),
+            # No region may hold an effect.
+            *([] if node.has_effects else [None, *map(Inside, options.get(node.position, [])[:1])]),
         ]
         for node in graph.nodes
         if stands_outside(node)
@@ -63,7 +63,8 @@ def stands_outside(node):
 
 def ways_outside(node, options):
     left = LeftToJax((node.position,))
-    return options.get(node.position) or [Option(0, node.inner_bytes or 0, 0, made(left))]
+    jaxs = Option(0, node.inner_bytes or 0, node.inner_cost, made(left))
+    return options.get(node.position) or [jaxs]
 
 
 def values_of(graph, option):
@@ -74,12 +75,13 @@ def values_of(graph, option):
     return saved_values(graph, option.stages) | frozenset(made)
 
 
-def ways_outside_of(graph, options, option):
-    """For every construct, in order, the way that an option has, `None` inside of a region."""
+def ways_of_constructs(graph, options, option):
+    """For every construct, in order, the way that an option has: see `cost_of`."""
     inside = {p for each in option.stages.stages if isinstance(each, Region)
               for p in each.equations}  # fmt: skip
+    loops = {k: Inside(way) for k, way in loops_inside_of(options, option).items()}
     return [
-        None if node.position in inside else _way_outside(node, options, option)
+        loops.get(node.position) if node.position in inside else _way_outside(node, options, option)
         for node in graph.nodes
         if stands_outside(node)
     ]
@@ -184,6 +186,7 @@ def cost_of(graph, keep, ways, times=1):
         peak = max(peak, size + here, size + early_at(k))  # while it is differentiated, and before
     cost = sum(nodes[k].cost for k in recomputed) + sum(way.cost for way in outside.values())
     cost += sum(way.cost for k, way in inside.items() if k in recomputed)
+    cost += sum(nodes[k].inner_cost for k in recomputed if k not in inside)
     return Cost(peak, times * cost, times * total, frozenset(kept), frozenset(recomputed))
 
 
@@ -235,6 +238,7 @@ def node_tables(draw, least=1, most=9, constructs=True):
                 derivative_reads=derivative_reads,
                 cost=draw(st.integers(0, 30)),
                 inner_bytes=inner_bytes,
+                inner_cost=draw(st.sampled_from([0, 6])) if inner_bytes else 0,
                 active=active,
                 runs_once=has_effects or draw(st.sampled_from([False] * 5 + [True])),
                 has_effects=has_effects,

@@ -23,7 +23,7 @@ from jrc.remat._planner.costs.compilers import CPU, Compiler
 from jrc.remat._planner.costs.constraints import must_run_once
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.cost_unit import FLOPS, CostUnit
-from jrc.remat._planner.costs.derivative_reads import DerivativeReads
+from jrc.remat._planner.costs.derivative_reads import DerivativeReads, Needs
 from jrc.remat._planner.costs.save_candidates import save_candidates
 from jrc.remat._planner.costs.working_bytes import working_bytes
 from jrc.remat._planner.program.schedule import schedule
@@ -117,7 +117,7 @@ def _cost_of_saving(
     """
     if not compiler.fuses_passes:
         return 0
-    stacked = unit.of_stacked([aval]) if in_loop else 0
+    stacked = unit.of_stacked([(aval, 1)]) if in_loop else 0
     size = compiler.moved_bytes(aval)
     if is_new and wide and compiler.reads_rows_twice:
         return stacked + unit.of_written(size + wide)
@@ -192,18 +192,20 @@ def _node(
 ) -> CostNode:
     eqn = program.eqns[p]
     is_active = not active.isdisjoint(eqn.outvars)
-    needed, inner_bytes = reads.of(program, p, active) if is_active else ((), None)
-    sources = filter(is_variable, map(program.source, needed))
-    needs = [number[v] for v in sources if v in number]
+    needs = reads.of(program, p, active) if is_active else Needs()
+    inner_bytes = needs.inner_bytes
+    sources = filter(is_variable, map(program.source, needs.variables))
+    needed = [number[v] for v in sources if v in number]
     own_kernel = memory_model.has_own_kernel(eqn)
     working = _beside_derivative(eqn, compiler) if is_active else 0
     return CostNode(
         position=steps[p],
         reads=tuple(number[v] for v in program.sources(p) if v in number),
         makes=tuple(number[v] for v in eqn.outvars),
-        derivative_reads=frozenset(needs),
+        derivative_reads=frozenset(needed),
         cost=unit.of(eqn),
         inner_bytes=0 if inner_bytes is None and held and is_active else inner_bytes,
+        inner_cost=unit.of_stacked(needs.stacked),
         held_bytes=held if is_active else 0,
         active=is_active,
         runs_once=must_run_once(eqn),
@@ -213,7 +215,7 @@ def _node(
         gradient_bytes=min(inner_bytes or 0, working, sum(results)),
         operands=tuple(
             (v, compiler.operand_bytes(program, made[v]))
-            for v in dict.fromkeys(needs)
+            for v in dict.fromkeys(needed)
             if fused[v] and own_kernel
         ),
     )

@@ -22,6 +22,7 @@ class CostNode:
         cost: What one run costs, in the graph's unit.
         inner_bytes: Bytes of residuals of programs inside, which have no name outside; 0 if there
             are none, `None` if it may only be part of a region.
+        inner_cost: What it costs to save them.
         active: Whether it is differentiated.
         runs_once: Whether it must not be recomputed: it has an effect, or is a collective.
         has_effects: Whether it has an effect, so that no region may hold it.
@@ -45,6 +46,7 @@ class CostNode:
     derivative_reads: frozenset[int] = frozenset()
     cost: int = 0
     inner_bytes: int | None = None
+    inner_cost: int = 0
     active: bool = False
     runs_once: bool = False
     has_effects: bool = False

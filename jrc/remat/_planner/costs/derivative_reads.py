@@ -24,11 +24,30 @@ from jrc.remat._region.derivative_reads import derivative_reads
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """What JAX said: positions of operands and of results, and bytes saved inside."""
+    """What JAX said: positions of operands and of results, and what is saved inside.
+
+    That is bytes, and what loops stack; see `Residuals.stacked`.
+    """
 
     operands: frozenset[int]
     results: frozenset[int]
     bytes: int | None = None
+    stacked: tuple[tuple[Any, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What the derivative of an equation needs.
+
+    Attributes:
+        variables: Those of its operands and results that it reads.
+        inner_bytes: Bytes saved of programs inside; `None` for an equation that carries none.
+        stacked: What loops among these stack; see `Residuals.stacked`.
+    """
+
+    variables: tuple[Any, ...] = ()
+    inner_bytes: int | None = None
+    stacked: tuple[tuple[Any, int], ...] = ()
 
 
 _KNOWN: dict[Any, _Answer] = {}
@@ -42,11 +61,8 @@ class DerivativeReads:
     def __init__(self) -> None:
         self._of_others: dict[Any, _Answer] = {}
 
-    def of(self, program: Program, p: int, active: set[Any]) -> tuple[list[Any], int | None]:
-        """Return the variables that the derivative of equation `p` reads, and its inner residuals.
-
-        These are bytes saved of programs inside, `None` for an equation that carries none.
-        """
+    def of(self, program: Program, p: int, active: set[Any]) -> Needs:
+        """Return what the derivative of equation `p` of a program needs."""
         eqn, given = program.eqns[p], program.reads(p)
         perturbed = [i for i, v in enumerate(given) if v in active]
         key = _kind(eqn, given, perturbed)
@@ -58,7 +74,7 @@ class DerivativeReads:
         known = answers[key]
         operands = [v for i, v in enumerate(given) if i in known.operands]
         results = [v for i, v in enumerate(eqn.outvars) if i in known.results]
-        return operands + results, known.bytes
+        return Needs((*operands, *results), known.bytes, known.stacked)
 
 
 def _kind(eqn: Any, given: Sequence[Any], perturbed: Sequence[int]) -> Any:
@@ -81,7 +97,8 @@ def _ask_jax(program: Program, p: int, perturbed: Sequence[int]) -> _Answer:
         if primitive_name(eqn) in CUSTOM:
             forward = forward_of(run, avals, perturbed)
             return _Answer(forward.operands, forward.results, forward.bytes)
-        return _Answer(everything, frozenset(), residuals_of(run, avals, perturbed).bytes)
+        inner = residuals_of(run, avals, perturbed)
+        return _Answer(everything, frozenset(), inner.bytes, tuple(inner.stacked))
     try:
         return _Answer(*derivative_reads(run, avals, perturbed))
     except (NotImplementedError, TypeError, ValueError):

@@ -118,9 +118,15 @@ def saved_values(graph: CostGraph, decision: Stages) -> frozenset[int]:
 
 
 def recomputed_cost(graph: CostGraph, decision: Stages) -> int:
-    """Return the cost of all equations that the regions of a decision recompute."""
-    cost = {node.position: node.cost for node in graph.nodes}
+    """Return the cost of all equations that regions recompute; their loops are left to JAX."""
+    cost = {node.position: node.cost + node.inner_cost for node in graph.nodes}
     return sum(cost[p] for region in decision.regions for p in region.recomputed)
+
+
+def saving_cost(graph: CostGraph, decision: Stages) -> int:
+    """Return what it costs to save what the regions of a decision save, and carries of a loop."""
+    values = saved_values(graph, decision) | graph.carries
+    return sum(graph.saving_costs[v] for v in values) if graph.saving_costs else 0
 
 
 def _is_fused(graph: CostGraph, k: int) -> bool:

@@ -18,7 +18,7 @@ from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost
+from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost, saving_cost
 from jrc.remat._planner.solver.option import Family, Option, made
 from jrc.remat._planner.solver.option_of_set import all_left_to_jax, option_of_set
 from jrc.remat._planner.solver.save_sets import (
@@ -217,7 +217,8 @@ def _option(
     decision = decision_of_regions(graph, values, stages, regions, by_name=bool(saved))
     again = {p for region in decision.regions for p in region.recomputed}
     if again and not any(node.runs_once and node.position in again for node in graph.nodes):
-        cost = sum(each.cost for each in constructs.values()) + recomputed_cost(graph, decision)
+        cost = sum(each.cost for each in left.values())
+        cost += recomputed_cost(graph, decision) + saving_cost(graph, decision)
         family: Family = "all regions" if len(graph.nodes) - 1 in inside else "regions"
         changes = {"cost": cost, "make_decision": made(decision), "family": family}
         yield dataclasses.replace(option, name=name, **changes)

@@ -68,7 +68,8 @@ def option_of_decision(
 
 def left_to_jax(node: CostNode) -> Option:
     """Return the option of a construct that is left to JAX."""
-    return Option(0, node.inner_bytes or 0, 0, made(LeftToJax((node.position,))))
+    saved, decision = node.inner_bytes or 0, made(LeftToJax((node.position,)))
+    return Option(0, saved, node.inner_cost, decision)
 
 
 def all_left_to_jax(nodes: Iterable[CostNode]) -> Outside:
@@ -157,7 +158,7 @@ class _Walk:
         if is_recomputed:
             option = self.inside.get(node.position)
             here += option.peak if option else node.inner_bytes or 0
-            self.cost += node.cost + (option.cost if option else 0)
+            self.cost += node.cost + (option.cost if option else node.inner_cost)
         passing = sum([graph.passing_bytes[v] for v in made_again])
         self.recomputed -= made_again
         held = node.held_bytes if made_again or self.recomputed else 0

@@ -175,9 +175,10 @@ class _Solver:
             early = node.early_bytes + is_recomputed * node.early_again_bytes
             here, cost = saved + recomputed + operands + held, is_recomputed * node.cost
             inner = (node.inner_bytes or 0) if is_recomputed else 0
-            yield self._step(node, new, decided, saved, here + inner, passing, cost, held, early)
+            left = cost + is_recomputed * node.inner_cost
+            yield self._step(node, new, decided, saved, here + inner, passing, left, held, early)
             option = self.in_region.get(node.position) if is_recomputed else None
-            if option is not None and option.peak < inner:
+            if option and (option.peak < inner or option.cost < node.inner_cost):
                 step = self.tree.add(decided.step, (node.position, option, True))
                 some = dataclasses.replace(decided, step=step)
                 cost += option.cost

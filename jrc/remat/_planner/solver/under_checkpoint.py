@@ -3,7 +3,7 @@
 import dataclasses
 
 from jrc.remat._planner.costs.cost_graph import CostGraph
-from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost
+from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost, saving_cost
 from jrc.remat._planner.solver.option import Option, made
 from jrc.remat._planner.solver.option_of_set import option_of_set
 
@@ -25,6 +25,8 @@ def under_checkpoint(
         return None
     whole = [range(len(graph.nodes))]
     decision = decision_of_regions(graph, saved, {}, whole, by_name=bool(values))
-    cost = recomputed_cost(graph, decision) * times
-    changes = {"cost": cost, "make_decision": made(decision), "name": name}
-    return dataclasses.replace(option, **changes) if cost else None
+    recomputed = recomputed_cost(graph, decision)
+    if not recomputed:
+        return None
+    cost = (recomputed + saving_cost(graph, decision)) * times
+    return dataclasses.replace(option, cost=cost, make_decision=made(decision), name=name)

@@ -13,7 +13,7 @@ from jrc.remat._planner.costs.derivative_reads import DerivativeReads
 def reads(primitive, **params):
     """How many values the derivative of an equation of a primitive reads."""
     program = Program(jax.make_jaxpr(lambda x: primitive.bind(x, **params))(jnp.ones(3)))
-    return len(DerivativeReads().of(program, 0, set(program.jaxpr.invars))[0])
+    return len(DerivativeReads().of(program, 0, set(program.jaxpr.invars)).variables)
 
 
 def primitive_of(slope):

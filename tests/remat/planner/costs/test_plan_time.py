@@ -191,11 +191,13 @@ def test_saving_a_sum_of_rows_splits_a_kernel_that_reads_the_rows_again(target, 
         made = [v for node in graph.nodes for v in node.makes if graph.may_save[v]]
         costs[fn] = [graph.saving_costs[v] for v in made if graph.sizes[v] == 4 * 4096]
     of_wide = problem.unit.of_bytes(4 * 4096 * 1024)
-    assert costs[softmax] and costs[logarithm] and max(costs[logarithm]) < of_wide / 100
+    # In a loop a kernel of its own writes the sum.
+    of_narrow = of_wide / 100 + in_loop * problem.unit.of_written(0)
+    assert costs[softmax] and costs[logarithm] and max(costs[logarithm]) < of_narrow
     if target == "h100":
         assert min(costs[softmax]) > of_wide
     else:  # the sum is written in any case: a product reads the rows again
-        assert max(costs[softmax]) < of_wide / 100
+        assert max(costs[softmax]) < of_narrow
 
 
 def test_what_moves_data_reads_what_it_writes():
@@ -476,10 +478,11 @@ def on(target, minimize="time"):
 def test_what_a_loop_saves_is_copied_into_a_stack_and_out_on_accelerators():
     """JAX stacks the carry of each step, and what the derivative of tanh reads."""
     problem = on("h100")
-    bandwidth = rates_of_chip(CHIPS["h100"]).bandwidth
+    rates = rates_of_chip(CHIPS["h100"])
     saved = problem.baseline.saved
     assert saved == 2 * 3 * 1024 * 128 * 4
-    assert problem.baseline.cost == pytest.approx(2e12 * saved / bandwidth, rel=1e-6)
+    seconds = 2 * saved / rates.bandwidth + 2 * 3 * rates.launch
+    assert problem.baseline.cost == pytest.approx(1e12 * seconds, rel=1e-6)
     assert problem.predicted_cost(problem.baseline) == problem.cost
     assert on("").baseline.cost == 0 and on("h100", "flops").baseline.cost == 0
 

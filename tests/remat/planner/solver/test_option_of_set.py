@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jrc.remat._planner.solver.option import Option
 from jrc.remat._planner.solver.option_of_set import (
     left_to_jax,
     option_of_decision,
@@ -16,7 +17,7 @@ from tests.remat.planner.reference_plans import (
     stands_outside,
     values_of,
     ways_of,
-    ways_outside_of,
+    ways_of_constructs,
 )
 from tests.remat.planner.solver.test_plan_solve import BOUNDED
 
@@ -34,8 +35,8 @@ def test_sets_of_the_solver_need_what_it_says(data, times):
     options = data.draw(ways_of(graph))
     for option in solve(graph, options, times):
         nodes = filter(stands_outside, graph.nodes)
-        ways = zip(nodes, ways_outside_of(graph, options, option), strict=True)
-        outside = {node.position: way for node, way in ways if way is not None}
+        ways = zip(nodes, ways_of_constructs(graph, options, option), strict=True)
+        outside = {node.position: way for node, way in ways if isinstance(way, Option)}
         inside = loops_inside_of(options, option)
         again = option_of_set(graph, values_of(graph, option), outside, times, inside)
         assert figures(again) == figures(option)
@@ -66,7 +67,7 @@ def test_what_stands_where_a_recomputed_value_is_live_is_recomputed_too(graph):
     if found is None:
         return
     nodes = list(filter(stands_outside, graph.nodes))
-    ways = ways_outside_of(graph, {}, found)
+    ways = ways_of_constructs(graph, {}, found)
     cost = cost_of(graph, frozenset(), ways)
     assert figures(found) == (cost.peak, cost.cost, cost.saved)
     for k, way in enumerate(ways):

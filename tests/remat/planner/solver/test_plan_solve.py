@@ -37,7 +37,7 @@ from tests.remat.planner.reference_plans import (
     node_tables,
     values_of,
     ways_of,
-    ways_outside_of,
+    ways_of_constructs,
 )
 
 BOUNDED = settings(
@@ -62,7 +62,7 @@ def checked(graph, option, options=None, times=1):
     """The cost of an option, which is what the reference says of its decision."""
     options = options or {}
     values = values_of(graph, option)
-    cost = cost_of(graph, values, ways_outside_of(graph, options, option), times)
+    cost = cost_of(graph, values, ways_of_constructs(graph, options, option), times)
     assert (cost.peak, cost.cost, cost.saved) == (option.peak, option.cost, option.saved)
     assert cost.kept <= values
     return cost

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import jax
 
-from jrc._jaxpr import Fusion, Program, facts_of, nbytes, reduced_axes
+from jrc._jaxpr import Fusion, Program, facts_of, nbytes, primitive_name, reduced_axes
 from jrc.remat._planner.costs.error_sizes import ErrorSizes
 
 WithoutBarrier = Literal["none", "kernels", "chains"]
@@ -61,6 +61,18 @@ class Compiler:
             last = eqn.invars[0].aval.ndim - 1
             return last > 0 and reduced_axes(eqn) == (last,)
         return facts.fusion is Fusion.LOOP and not (facts.is_reduction or facts.is_cumulative)
+
+    def is_pass(self, eqn: Any) -> bool:
+        """Return whether an equation is a pass over data, which needs no kernel of its own.
+
+        On accelerators a concatenation is one. A kernel that a compiler for GPUs makes of what is
+        elementwise computes it too, as in the stencils of a solver, though not once for each
+        reader: where it has several it is written.
+        """
+        if self.fuses_passes and primitive_name(eqn) == "concatenate":
+            return True
+        facts = facts_of(eqn)
+        return facts.fusion is Fusion.LOOP and not facts.is_reduction
 
     def without_order(self) -> "Compiler":
         """Return this compiler, for a program on several devices.
