@@ -205,6 +205,13 @@ def test_what_moves_data_reads_what_it_writes():
     assert seconds(ON_GPU, row, X) == pytest.approx(2 * 4000 / 1e6 + 0.5, rel=1e-2)
 
 
+def test_a_concatenation_launches_no_kernel_on_accelerators():
+    roll = lambda x: jnp.concatenate([x[1:], x[:1]])  # noqa: E731
+    written = 4 * X.size / 1e6
+    assert seconds(ON_GPU, roll, X) == seconds(ON_TPU, roll, X) * 0.8 == pytest.approx(written)
+    assert seconds(ON_CPU, roll, X) == pytest.approx(2 * written + 0.5, rel=0.02)
+
+
 def test_a_loop_takes_the_time_of_all_its_steps():
     def loop(x):
         return jax.lax.scan(
@@ -485,6 +492,17 @@ def test_what_a_loop_saves_is_copied_into_a_stack_and_out_on_accelerators():
     assert problem.baseline.cost == pytest.approx(1e12 * seconds, rel=1e-6)
     assert problem.predicted_cost(problem.baseline) == problem.cost
     assert on("").baseline.cost == 0 and on("h100", "flops").baseline.cost == 0
+
+
+def test_a_loop_that_is_left_to_jax_in_a_region_stacks_what_it_saves():
+    problem = on("h100")
+    (graph,) = (each for each in problem.graphs.values() if any(n.inner_cost for n in each.nodes))
+    (loop,) = (node for node in graph.nodes if node.inner_cost)
+    assert loop.inner_cost == problem.baseline.cost
+    (region,) = (each for each in problem.manual if each.name == "1 region recomputed")
+    assert region.cost >= loop.cost + loop.inner_cost
+    (steps,) = (each for each in problem.manual if "every step" in each.name)
+    assert steps.cost > loop.inner_cost  # the carry of each step, and its product
 
 
 def test_temporaries_in_on_chip_memory_count_in_no_peak():
