@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from jrc._jaxpr import facts_of, inline_all, inner_programs, is_variable, nbytes, walk
+from jrc.remat._gradient.residuals import Stacked, stacked_by_loops
 
 CUSTOM = ("custom_vjp_call", "custom_jvp_call")
 """The primitives of functions with a derivative of their own."""
@@ -28,11 +29,13 @@ class Forward:
         results: Positions of the results that it saves.
         bytes: Bytes of what it saves besides; at least 1 where it saves a result, which a region
             has to compute again even if the result is saved: the saved value is a copy of it.
+        stacked: What of that steps of loops write.
     """
 
     operands: frozenset[int]
     results: frozenset[int]
     bytes: int
+    stacked: tuple[Stacked, ...]
 
 
 def is_custom_product(eqn: Any) -> bool:
@@ -68,4 +71,5 @@ def forward_of(run: Callable[..., Any], avals: Sequence[Any], perturbed: Sequenc
     own = frozenset(i for i, v in enumerate(results) if is_variable(v) and v in saved)
     rest = saved.difference(jaxpr.invars, jaxpr.constvars, [results[i] for i in own])
     size = sum(nbytes(v.aval) for v in rest)
-    return Forward(operands, own, max(size, 1) if own else size)
+    stacked = tuple(stacked_by_loops(jaxpr, rest))
+    return Forward(operands, own, max(size, 1) if own else size, stacked)

@@ -1,7 +1,7 @@
 """Residuals: what the derivative of a function saves besides its inputs. JAX is asked."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,11 @@ from jrc._jaxpr import (
     loop_parts,
     nbytes,
     primitive_name,
+    repeats,
 )
+
+Stacked = tuple[Any, int]
+"""The type of what steps of a loop write into a stack, and how many steps do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,21 +40,44 @@ class Residuals:
         return sum(nbytes(x.aval) for x in self.variables)
 
     @property
-    def stacked(self) -> list[tuple[Any, int]]:
-        """What loops stack: the type of what a step saves, and how many steps do."""
-        found = []
-        for eqn in self.jaxpr.eqns:
-            if primitive_name(eqn) == "scan":
-                (body,) = inner_programs(eqn)
-                pairs = list(zip(eqn.outvars, body.outvars, strict=True))[loop_parts(eqn)[1] :]
-                found += [(y.aval, x.aval.shape[0]) for x, y in pairs if x in self.variables]
-        return found
+    def stacked(self) -> list[Stacked]:
+        """What steps of loops write of them."""
+        return list(stacked_by_loops(self.jaxpr, self.variables))
 
     def inlined(self) -> tuple[Program, list[Any]]:
         """Return the program without `jit` calls, and the residuals in it."""
         program = Program(inline_all(self.jaxpr))
         pairs = zip(program.jaxpr.outvars, self.jaxpr.outvars, strict=True)
         return program, [x for x, old in pairs if is_variable(old) and old in self.variables]
+
+
+def stacked_by_loops(jaxpr: Any, values: Iterable[Any], times: int = 1) -> Iterator[Stacked]:
+    """Yield what steps of loops write of some values, each where it is made first.
+
+    An inner loop's stack that an outer loop stacks again counts in the inner loop.
+
+    Args:
+        jaxpr: The program that makes the values.
+        values: Variables of it.
+        times: How often it runs.
+    """
+    makers = {v: (eqn, i) for eqn in jaxpr.eqns for i, v in enumerate(eqn.outvars)}
+    for v in filter(is_variable, values):
+        eqn, i = makers.get(v, (None, 0))
+        if eqn is None or primitive_name(eqn) == "while":
+            continue
+        steps, is_loop = times * repeats(eqn), primitive_name(eqn) == "scan"
+        if is_loop and i < loop_parts(eqn)[1]:
+            continue
+        # Each branch of a `cond` returns what one of them saves.
+        for inner in inner_programs(eqn):
+            made = inner.outvars[i : i + 1]
+            found = list(stacked_by_loops(inner, made, steps))
+            if is_loop and not found and repeats(eqn) > 1:
+                found = [(x.aval, steps) for x in made]
+            if found:
+                yield from found
+                break
 
 
 def saved_by(backward: Any) -> list[Any]:

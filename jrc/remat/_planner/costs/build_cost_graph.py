@@ -27,6 +27,7 @@ from jrc.remat._planner.costs.derivative_reads import DerivativeReads, Needs
 from jrc.remat._planner.costs.save_candidates import save_candidates
 from jrc.remat._planner.costs.working_bytes import working_bytes
 from jrc.remat._planner.program.schedule import schedule
+from jrc.remat._planner.settings import SETTINGS
 
 
 def build_cost_graph(
@@ -56,12 +57,13 @@ def build_cost_graph(
     number = {var: k for k, var in enumerate(made)}
     fused = [memory_model.is_fused_variable(program, v, compiler) for v in made]
     reads = DerivativeReads()
+    there = _always_there(program, order, active, carried, compiler)
     carries = CostNode(INPUT, makes=tuple(number[v] for v in carried), runs_once=True)
     nodes = [carries] if carried else []
     cotangents = memory_model.cotangent_bytes(program, order, active, compiler)
     for p, size in zip(order, cotangents, strict=True):
         held = 0 if in_loop else compiler.held_for_region(eqns[p])
-        given = (number, made, fused, reads, size, results, held, compiler, unit)
+        given = (number, there, made, fused, reads, size, results, held, compiler, unit)
         node = _node(program, p, active, steps, *given)
         if compiler.makes_loops_early and not in_loop and node.active:
             early, again = _early_bytes(program, eqns[p], active)
@@ -181,6 +183,7 @@ def _node(
     active: set[Any],
     steps: Mapping[int, int],
     number: Mapping[Any, int],
+    there: set[Any],
     made: Sequence[Any],
     fused: Sequence[bool],
     reads: DerivativeReads,
@@ -195,12 +198,12 @@ def _node(
     needs = reads.of(program, p, active) if is_active else Needs()
     inner_bytes = needs.inner_bytes
     sources = filter(is_variable, map(program.source, needs.variables))
-    needed = [number[v] for v in sources if v in number]
+    needed = [number[v] for v in sources if v in number and v not in there]
     own_kernel = memory_model.has_own_kernel(eqn)
     working = _beside_derivative(eqn, compiler) if is_active else 0
     return CostNode(
         position=steps[p],
-        reads=tuple(number[v] for v in program.sources(p) if v in number),
+        reads=tuple(number[v] for v in program.sources(p) if v in number and v not in there),
         makes=tuple(number[v] for v in eqn.outvars),
         derivative_reads=frozenset(needed),
         cost=unit.of(eqn),
@@ -219,6 +222,34 @@ def _node(
             if fused[v] and own_kernel
         ),
     )
+
+
+def _always_there(
+    program: Program,
+    order: Sequence[int],
+    active: set[Any],
+    carried: Sequence[Any],
+    compiler: Compiler,
+) -> set[Any]:
+    """Tiny values without a derivative that any reader computes from inputs, or from nothing.
+
+    No plan decides on them. A mask of a few entries that many layers read would put all of these
+    into one region.
+    """
+    if not compiler.fuses_passes:
+        return set()
+    written = [p for p in order if not compiler.fuses(program.eqns[p])]
+    made = (v for p in written for v in program.eqns[p].outvars)
+    tiny = SETTINGS.tiny_share * sum(compiler.array_bytes(v.aval) for v in made)
+    given = set(program.jaxpr.invars).union(program.jaxpr.constvars).difference(carried)
+    there: set[Any] = set()
+    for p in order:
+        eqn = program.eqns[p]
+        is_known = all(v in given or v in there for v in program.sources(p))
+        if is_known and compiler.fuses(eqn) and not has_effects(eqn):
+            small = (v for v in eqn.outvars if compiler.array_bytes(v.aval) <= tiny)
+            there.update(v for v in small if v not in active)
+    return there
 
 
 def _with_neighbours(

@@ -101,8 +101,7 @@ class TimeUnit:
 
     A kernel takes as long as its products, or as its operands and results take to be read and
     written, whichever is longer, and the time to launch it. What a compiler fuses into its readers
-    takes the time of its operations alone; a pass that it may fuse with others, on a CPU, writes
-    its result.
+    takes the time of its operations alone; a pass that it may fuse with others writes its result.
 
     Attributes:
         rates: The rates of the device.
@@ -138,7 +137,7 @@ class TimeUnit:
         return self.of_seconds(self.rates.seconds_of_bytes(size) + self.rates.launch)
 
     def of_stacked(self, stacked: Iterable[tuple[Any, int]]) -> int:
-        """Return the time in which a kernel each writes arrays, which are read once more.
+        """Return the time in which arrays are written, by a kernel each, and read once more.
 
         On a CPU that is not counted: its predictions were compared with measured seconds without.
 

@@ -17,7 +17,7 @@ from jrc._jaxpr import (
     primitive_name,
 )
 from jrc.remat._gradient.custom_rules import CUSTOM, forward_of
-from jrc.remat._gradient.residuals import residuals_of
+from jrc.remat._gradient.residuals import Stacked, residuals_of
 from jrc.remat._planner.costs.constraints import hides_residuals
 from jrc.remat._region.derivative_reads import derivative_reads
 
@@ -26,13 +26,13 @@ from jrc.remat._region.derivative_reads import derivative_reads
 class _Answer:
     """What JAX said: positions of operands and of results, and what is saved inside.
 
-    That is bytes, and what loops stack; see `Residuals.stacked`.
+    That is bytes, and what steps of loops write of it.
     """
 
     operands: frozenset[int]
     results: frozenset[int]
     bytes: int | None = None
-    stacked: tuple[tuple[Any, int], ...] = ()
+    stacked: tuple[Stacked, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Needs:
     Attributes:
         variables: Those of its operands and results that it reads.
         inner_bytes: Bytes saved of programs inside; `None` for an equation that carries none.
-        stacked: What loops among these stack; see `Residuals.stacked`.
+        stacked: What of that steps of loops write.
     """
 
     variables: tuple[Any, ...] = ()
     inner_bytes: int | None = None
-    stacked: tuple[tuple[Any, int], ...] = ()
+    stacked: tuple[Stacked, ...] = ()
 
 
 _KNOWN: dict[Any, _Answer] = {}
@@ -96,7 +96,7 @@ def _ask_jax(program: Program, p: int, perturbed: Sequence[int]) -> _Answer:
     if hides_residuals(eqn):
         if primitive_name(eqn) in CUSTOM:
             forward = forward_of(run, avals, perturbed)
-            return _Answer(forward.operands, forward.results, forward.bytes)
+            return _Answer(forward.operands, forward.results, forward.bytes, forward.stacked)
         inner = residuals_of(run, avals, perturbed)
         return _Answer(everything, frozenset(), inner.bytes, tuple(inner.stacked))
     try:

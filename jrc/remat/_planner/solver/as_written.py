@@ -1,5 +1,6 @@
 """The function under the `jax.checkpoint` regions that its user wrote, as an option."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from jrc._jaxpr import (
     inner_programs,
     primitive_name,
     program_key,
+    repeats,
 )
 from jrc._tree import is_floating
 from jrc.remat._gradient.residuals import residuals_and_gradient, residuals_of
@@ -25,8 +27,9 @@ def as_written_option(
 ) -> Option:
     """Return the option that leaves every region where its user put it.
 
-    Its cost is counted in its gradient program. Its peak is what JAX saves and, beside that, the
-    residuals of the largest region, which are there while it is recomputed.
+    Its cost is counted in its gradient program, with what loops stack, also in regions that run
+    again. Its peak is what JAX saves and, beside that, the residuals of the largest region, which
+    are there while it is recomputed.
 
     Args:
         written: The program with its regions; its first result is the loss.
@@ -36,26 +39,41 @@ def as_written_option(
     """
     avals = [v.aval for v in written.invars]
     saved, gradient = residuals_and_gradient(evaluate(written), avals, perturbed)
-    cost = max(unit.total(gradient) - baseline, 0) + unit.of_stacked(saved.stacked)
-    peak = saved.bytes + _most_inside(written)
+    inside = _in_regions(written, unit)
+    cost = max(unit.total(gradient) - baseline, 0) + unit.of_stacked(saved.stacked) + inside.cost
+    peak = saved.bytes + inside.bytes
     return Option(peak, saved.bytes, cost, AsWritten, NAME, family="policy")
 
 
-def _most_inside(jaxpr: Any) -> int:
-    """The most bytes that are recomputed at one time, in the largest region of a program."""
+@dataclasses.dataclass(frozen=True)
+class _InRegions:
+    """What recomputed regions save: the most bytes at one time, and what all loops stack."""
+
+    bytes: int = 0
+    cost: int = 0
+
+
+def _in_regions(jaxpr: Any, unit: CostUnit) -> _InRegions:
     # Equal layers are asked about once.
-    kinds = {
-        (primitive_name(eqn), *map(program_key, inner_programs(eqn))): eqn for eqn in jaxpr.eqns
-    }
-    return max(map(_inside, kinds.values()), default=0)
+    kinds: dict[Any, list[Any]] = {}
+    for eqn in jaxpr.eqns:
+        key = primitive_name(eqn), *map(program_key, inner_programs(eqn))
+        kinds.setdefault(key, []).append(eqn)
+    found = [(_in_region(alike[0], unit), len(alike)) for alike in kinds.values()]
+    most = max((each.bytes for each, _ in found), default=0)
+    return _InRegions(most, sum(each.cost * count for each, count in found))
 
 
-def _inside(eqn: Any) -> int:
+def _in_region(eqn: Any, unit: CostUnit) -> _InRegions:
     if facts_of(eqn).is_region:
         (body,) = inner_programs(eqn)
         avals = [v.aval for v in body.invars]
         floating = [i for i, aval in enumerate(avals) if is_floating(aval)]
-        return residuals_of(evaluate(body), avals, floating).bytes + _most_inside(body)
+        saved, inside = residuals_of(evaluate(body), avals, floating), _in_regions(body, unit)
+        return _InRegions(saved.bytes + inside.bytes, unit.of_stacked(saved.stacked) + inside.cost)
     # The mesh axes of a `shard_map` have no names here.
-    is_entered = can_rebuild(eqn) and primitive_name(eqn) != "shard_map"
-    return max(map(_most_inside, inner_programs(eqn)), default=0) if is_entered else 0
+    if not can_rebuild(eqn) or primitive_name(eqn) == "shard_map":
+        return _InRegions()
+    found = [_in_regions(each, unit) for each in inner_programs(eqn)]
+    most = max((each.bytes for each in found), default=0)
+    return _InRegions(most, repeats(eqn) * sum(each.cost for each in found))

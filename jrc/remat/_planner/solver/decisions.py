@@ -123,10 +123,22 @@ def recomputed_cost(graph: CostGraph, decision: Stages) -> int:
     return sum(cost[p] for region in decision.regions for p in region.recomputed)
 
 
-def saving_cost(graph: CostGraph, decision: Stages) -> int:
-    """Return what it costs to save what the regions of a decision save, and carries of a loop."""
-    values = saved_values(graph, decision) | graph.carries
-    return sum(graph.saving_costs[v] for v in values) if graph.saving_costs else 0
+def saving_cost(
+    graph: CostGraph, decision: Stages, values: frozenset[int], constructs: Container[int]
+) -> int:
+    """Return what it costs to save what regions save and a derivative or a region reads.
+
+    Args:
+        graph: The cost graph.
+        decision: The decision, whose regions save some of the values; carries of a loop are too.
+        values: The variables that are saved.
+        constructs: Positions of the constructs outside of all regions.
+    """
+    if not graph.saving_costs:
+        return 0
+    _, recomputed = recomputation(graph, values, constructs)
+    saved = (saved_values(graph, decision) | graph.carries) & _read_late(graph, recomputed)
+    return sum(graph.saving_costs[v] for v in saved)
 
 
 def _is_fused(graph: CostGraph, k: int) -> bool:

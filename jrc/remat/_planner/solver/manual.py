@@ -218,7 +218,7 @@ def _option(
     again = {p for region in decision.regions for p in region.recomputed}
     if again and not any(node.runs_once and node.position in again for node in graph.nodes):
         cost = sum(each.cost for each in left.values())
-        cost += recomputed_cost(graph, decision) + saving_cost(graph, decision)
+        cost += recomputed_cost(graph, decision) + saving_cost(graph, decision, values, stages)
         family: Family = "all regions" if len(graph.nodes) - 1 in inside else "regions"
         changes = {"cost": cost, "make_decision": made(decision), "family": family}
         yield dataclasses.replace(option, name=name, **changes)
@@ -256,7 +256,8 @@ def _without_regions(graph: CostGraph, option: Option) -> Option:
             for each in option.stages.stages
         )
     )
-    cost = option.cost - recomputed_cost(graph, option.stages)
+    again = {p for region in option.stages.regions for p in region.recomputed}
+    cost = option.cost - sum(node.cost for node in graph.nodes if node.position in again)
     return dataclasses.replace(option, cost=cost, make_decision=made(stages))
 
 

@@ -296,12 +296,18 @@ class _Solver:
         """The equation that makes each variable."""
         return {v: node for node in self.graph.nodes for v in node.makes}
 
+    @functools.cached_property
+    def numbers(self) -> dict[int, int]:
+        """The number of the equation that makes each variable."""
+        return {v: k for k, node in enumerate(self.graph.nodes) for v in node.makes}
+
     def _fewer(self, states: dict[Key, Labels]) -> dict[Key, Labels]:
         """The most promising states; those in which no region is open come first.
 
         Of the others those for lean plans, and those for cheap ones: a value that is read far
         behind (the skips of a U-Net) must be saved in the former and may be recomputed in the
-        latter.
+        latter. And those whose region can end soonest: else all keep a value that a layer reads
+        recomputed, for what it would take to save it, and no region ever ends.
         """
         most = self.settings.states
         if len(states) <= most:
@@ -312,9 +318,14 @@ class _Solver:
             sorted(scores, key=lambda key, i=i: scores[key][i])
             for i in range(len(self.settings.state_weights))
         ]
+        orders.append(sorted(scores, key=lambda key: (-self._start(key), scores[key][0])))
         mixed = dict.fromkeys(itertools.chain.from_iterable(zip(*orders, strict=True)))
         best = list(mixed)[: max(most - len(closed), most // 2)]
         return {key: states[key] for key in (*closed, *best)}
+
+    def _start(self, key: Key) -> int:
+        """The first equation that the open region must reach."""
+        return min(self.numbers[v // 2] for v in key if not v % 2)
 
     def _scores(self, labels: Labels) -> list[float]:
         """The least sum of peak and cost among some labels, the cost weighted in several ways."""

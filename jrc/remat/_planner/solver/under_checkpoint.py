@@ -28,5 +28,5 @@ def under_checkpoint(
     recomputed = recomputed_cost(graph, decision)
     if not recomputed:
         return None
-    cost = (recomputed + saving_cost(graph, decision)) * times
+    cost = (recomputed + saving_cost(graph, decision, saved, ())) * times
     return dataclasses.replace(option, cost=cost, make_decision=made(decision), name=name)

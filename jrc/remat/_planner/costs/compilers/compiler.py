@@ -63,11 +63,10 @@ class Compiler:
         return facts.fusion is Fusion.LOOP and not (facts.is_reduction or facts.is_cumulative)
 
     def is_pass(self, eqn: Any) -> bool:
-        """Return whether an equation is a pass over data, which needs no kernel of its own.
+        """Return whether an equation is a pass over data: it writes, and launches no kernel.
 
-        On accelerators a concatenation is one. A kernel that a compiler for GPUs makes of what is
-        elementwise computes it too, as in the stencils of a solver, though not once for each
-        reader: where it has several it is written.
+        On accelerators a concatenation is one: compilers compute it in the kernels of what is
+        elementwise around it, as in the stencils of a solver.
         """
         if self.fuses_passes and primitive_name(eqn) == "concatenate":
             return True
