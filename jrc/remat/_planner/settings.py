@@ -114,9 +114,9 @@ class PlannerSettings:
     tiny_share: float = 1 / 4000
     decided_apart: int = 8
     labels: int = 400
-    states: int = 64
+    states: int = 96
     state_weights: tuple[float, ...] = (0.2, 1.0, 5.0)
-    label_steps: int = 20_000_000
+    label_steps: int = 30_000_000
     coarse_rest: int = 400
     coarse_open: int = 100
     cut_ratios: tuple[int, ...] = (2, 4, 8, 16, 32)

@@ -306,8 +306,8 @@ class _Solver:
 
         Of the others those for lean plans, and those for cheap ones: a value that is read far
         behind (the skips of a U-Net) must be saved in the former and may be recomputed in the
-        latter. And those whose region can end soonest: else all keep a value that a layer reads
-        recomputed, for what it would take to save it, and no region ever ends.
+        latter. Beside them are a few whose region can end soonest: else in all of them what many
+        layers read may be recomputed, so that no region ever ends.
         """
         most = self.settings.states
         if len(states) <= most:
@@ -318,10 +318,10 @@ class _Solver:
             sorted(scores, key=lambda key, i=i: scores[key][i])
             for i in range(len(self.settings.state_weights))
         ]
-        orders.append(sorted(scores, key=lambda key: (-self._start(key), scores[key][0])))
         mixed = dict.fromkeys(itertools.chain.from_iterable(zip(*orders, strict=True)))
         best = list(mixed)[: max(most - len(closed), most // 2)]
-        return {key: states[key] for key in (*closed, *best)}
+        ending = sorted(scores, key=lambda key: (-self._start(key), scores[key][0]))
+        return {key: states[key] for key in (*closed, *best, *ending[: most // 16])}
 
     def _start(self, key: Key) -> int:
         """The first equation that the open region must reach."""
