@@ -113,6 +113,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "others": part("others", _others_tables.tables),
     "others_h100": part("others_h100", _others_tables.tables),
     "others_v5e": part("others_v5e", _others_tables.tables),
+    "others_v5p": part("others_v5p", _others_tables.tables),
     "zoo_h100": part("zoo_h100", _zoo_tables.summary),
     "zoo_b200": part("zoo_b200", _zoo_tables.summary),
     "zoo_v5e": part("zoo_v5e", _zoo_tables.summary),
