@@ -275,7 +275,7 @@ class _Solver:
 
     def _choices(self, v: int) -> tuple[bool, bool]:
         """Whether a value must be saved, and whether it may be."""
-        must = self.makers[v].runs_once
+        must = self.graph.nodes[self.makers[v]].runs_once
         is_written = not (self.graph.fuses_passes and self.graph.is_fused(v))
         must = must or (self.graph.sizes[v] <= self.tiny and is_written)
         return must, must or self.graph.may_save[v]
@@ -292,12 +292,7 @@ class _Solver:
         return found
 
     @functools.cached_property
-    def makers(self) -> dict[int, CostNode]:
-        """The equation that makes each variable."""
-        return {v: node for node in self.graph.nodes for v in node.makes}
-
-    @functools.cached_property
-    def numbers(self) -> dict[int, int]:
+    def makers(self) -> dict[int, int]:
         """The number of the equation that makes each variable."""
         return {v: k for k, node in enumerate(self.graph.nodes) for v in node.makes}
 
@@ -325,7 +320,7 @@ class _Solver:
 
     def _start(self, key: Key) -> int:
         """The first equation that the open region must reach."""
-        return min(self.numbers[v // 2] for v in key if not v % 2)
+        return min(self.makers[v // 2] for v in key if not v % 2)
 
     def _scores(self, labels: Labels) -> list[float]:
         """The least sum of peak and cost among some labels, the cost weighted in several ways."""
