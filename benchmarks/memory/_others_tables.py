@@ -6,10 +6,9 @@ from typing import Any
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table, mib
 from benchmarks.memory._others.catalogue import package_of
-from benchmarks.memory._zoo_tables import peak_and_cost, regrets
+from benchmarks.memory._zoo_tables import AIMS, beating, peak_and_cost, regrets
 
 Figures = Mapping[str, Any]
-FIGURES = {"time": "stated", "flops": "flops"}
 SLACK = 1.01
 """How much more of its aim than a way by hand a plan may have, and of peak where it is leanest."""
 
@@ -23,7 +22,7 @@ def tables(report: Report) -> list[Table]:
     }
     aims = [
         aim
-        for aim in FIGURES
+        for aim in AIMS
         if any(key.startswith(aim) for found in models.values() for key in found["plans"])
     ]
     return [*(_table(models, aim, report) for aim in aims), *regrets(report, "other packages")]
@@ -66,13 +65,16 @@ def _table(models: Mapping[str, Figures], aim: str, report: Report) -> Table:
 
 
 def _row(name: str, found: Figures, aim: str) -> Sequence[str]:
-    hand, plans, figure = found["by_hand"], found["plans"], FIGURES[aim]
+    hand, plans, figure = found["by_hand"], found["plans"], AIMS[aim][0]
     base = hand["nothing"]
     authors = authors_way(hand)
     same = plans.get(f"{aim}, {authors or 'each block'}")
     dots = hand.get("dots of each block", hand.get("dots"))
     keys = [key for key in plans if key.startswith(aim)]
-    beaten = [f"{way} ({key.partition(', ')[2]})" for key in keys for way in beating(found, key)]
+    beating_ways = beating(found, SLACK)
+    beaten = [
+        f"{way} ({key.partition(', ')[2]})" for key in keys for way in beating_ways.get(key, ())
+    ]
     cells = [
         hand.get("each block"), dots, hand.get(authors),
         *(plans.get(f"{aim}, {budget}") for budget in ("0.5", "0.25", "0.0")), same,
@@ -89,23 +91,3 @@ def authors_way(hand: Figures) -> str:
     """Return the name of the authors' leanest way; empty where they offer none."""
     offered = [way for way, row in hand.items() if way.startswith("authors") and "peak" in row]
     return min(offered, key=lambda way: hand[way]["peak"], default="")
-
-
-def beating(found: Figures, key: str) -> list[str]:
-    """Return the ways by hand that beat a plan by more than 1 %.
-
-    Of every plan: a lower cost within the budget that it was asked for. Of the leanest: a lower
-    peak too.
-    """
-    plan = found["plans"][key]
-    if "peak" not in plan:
-        return []
-    aim, _, budget = key.partition(", ")
-    figure = FIGURES[aim]
-    rows = {name: row for name, row in found["by_hand"].items() if "peak" in row}
-    return [
-        name
-        for name, row in rows.items()
-        if (row["peak"] <= plan["budget"] and SLACK * row[figure] < plan[figure])
-        or (budget == "0.0" and SLACK * row["peak"] < plan["peak"])
-    ]

@@ -126,23 +126,29 @@ def _median_and_worst(models: Sequence[Figures], key: str, of: Any) -> str:
     return f"{statistics.median(values):.3f} ({max(values):.3f})" if values else ""
 
 
-def beating(found: Figures) -> dict[str, list[str]]:
+def beating(found: Figures, slack: float | None = None) -> dict[str, list[str]]:
     """Return for each plan the ways by hand that beat it.
 
     Of every plan: a lower cost within the budget that it was asked for, of which the plan may use
-    less. Of the leanest: a lower peak too, by more than alignment.
+    less. Of the leanest: a lower peak too.
+
+    Args:
+        found: The figures of a program.
+        slack: How many times the cost of a way by hand a plan may have, and of its peak where it is
+            the leanest. By default what `AIMS` has for its cost, and alignment for its peak.
     """
     rows = {name: row for name, row in found["by_hand"].items() if "peak" in row}
     beaten = {}
     for key, plan in found["plans"].items():
         if "peak" not in plan:
             continue
-        figure, slack = AIMS[key.partition(",")[0]]
+        figure, usual = AIMS[key.partition(",")[0]]
+        of_cost, of_peak = (slack, slack) if slack else (usual, 1 + ALIGNMENT)
         beaten[key] = [
             name
             for name, row in rows.items()
-            if (row["peak"] <= plan["budget"] and _is_less(row, plan, figure, slack))
-            or (_budget(key) == LEANEST and row["peak"] < (1 - ALIGNMENT) * plan["peak"])
+            if (row["peak"] <= plan["budget"] and _is_less(row, plan, figure, of_cost))
+            or (_budget(key) == LEANEST and _is_less(row, plan, "peak", of_peak))
         ]
     return beaten
 
