@@ -1,7 +1,7 @@
 """Building the cost graph of a program."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jrc._jaxpr import (
@@ -30,6 +30,35 @@ from jrc.remat._planner.program.schedule import schedule
 from jrc.remat._planner.settings import SETTINGS
 
 
+@dataclasses.dataclass(frozen=True)
+class _Numbered:
+    """A program whose variables have numbers.
+
+    Attributes:
+        program: The program.
+        active: The variables that a derivative flows through.
+        steps: By position in the program, the position in the jaxpr that it was made of.
+        made: The variables that a plan decides on, in the order of their numbers.
+        number: The number of each.
+        there: Variables that no plan decides on, because any reader computes them.
+        fused: Whether XLA fuses each into its readers.
+        compiler: What is assumed of the platform's compiler.
+    """
+
+    program: Program
+    active: set[Any]
+    steps: Mapping[int, int]
+    made: Sequence[Any]
+    number: Mapping[Any, int]
+    there: set[Any]
+    fused: Sequence[bool]
+    compiler: Compiler
+
+    def of(self, variables: Iterable[Any]) -> list[int]:
+        """Return the numbers of those of these variables that have one and are not there anyway."""
+        return [self.number[v] for v in variables if v in self.number and v not in self.there]
+
+
 def build_cost_graph(
     program: Program,
     active: set[Any],
@@ -56,15 +85,15 @@ def build_cost_graph(
     made = [*carried, *(v for p in order for v in eqns[p].outvars)]
     number = {var: k for k, var in enumerate(made)}
     fused = [memory_model.is_fused_variable(program, v, compiler) for v in made]
-    reads = DerivativeReads()
     there = _always_there(program, order, active, carried, compiler)
+    numbered = _Numbered(program, active, steps, made, number, there, fused, compiler)
+    reads = DerivativeReads()
     carries = CostNode(INPUT, makes=tuple(number[v] for v in carried), runs_once=True)
     nodes = [carries] if carried else []
     cotangents = memory_model.cotangent_bytes(program, order, active, compiler)
     for p, size in zip(order, cotangents, strict=True):
         held = 0 if in_loop else compiler.held_for_region(eqns[p])
-        given = (number, there, made, fused, reads, size, results, held, compiler, unit)
-        node = _node(program, p, active, steps, *given)
+        node = _node(numbered, p, reads, size, sum(results), held, unit)
         if compiler.makes_loops_early and not in_loop and node.active:
             early, again = _early_bytes(program, eqns[p], active)
             node = dataclasses.replace(node, early_bytes=early, early_again_bytes=again)
@@ -178,33 +207,37 @@ def _beside_derivative(eqn: Any, compiler: Compiler) -> int:
 
 
 def _node(
-    program: Program,
+    numbered: _Numbered,
     p: int,
-    active: set[Any],
-    steps: Mapping[int, int],
-    number: Mapping[Any, int],
-    there: set[Any],
-    made: Sequence[Any],
-    fused: Sequence[bool],
     reads: DerivativeReads,
     cotangents: int,
-    results: Sequence[int],
+    results: int,
     held: int,
-    compiler: Compiler,
     unit: CostUnit,
 ) -> CostNode:
+    """The node of an equation.
+
+    Args:
+        numbered: The program.
+        p: The position of the equation.
+        reads: What derivatives of equations read.
+        cotangents: Bytes of cotangents while its derivative runs.
+        results: Bytes of results in whose memory saved values may lie.
+        held: Bytes that a region with it holds.
+        unit: What costs are counted in.
+    """
+    program, active, compiler = numbered.program, numbered.active, numbered.compiler
     eqn = program.eqns[p]
     is_active = not active.isdisjoint(eqn.outvars)
     needs = reads.of(program, p, active) if is_active else Needs()
     inner_bytes = needs.inner_bytes
-    sources = filter(is_variable, map(program.source, needs.variables))
-    needed = [number[v] for v in sources if v in number and v not in there]
+    needed = numbered.of(filter(is_variable, map(program.source, needs.variables)))
     own_kernel = memory_model.has_own_kernel(eqn)
     working = _beside_derivative(eqn, compiler) if is_active else 0
     return CostNode(
-        position=steps[p],
-        reads=tuple(number[v] for v in program.sources(p) if v in number and v not in there),
-        makes=tuple(number[v] for v in eqn.outvars),
+        position=numbered.steps[p],
+        reads=tuple(numbered.of(program.sources(p))),
+        makes=tuple(numbered.number[v] for v in eqn.outvars),
         derivative_reads=frozenset(needed),
         cost=unit.of(eqn),
         inner_bytes=0 if inner_bytes is None and held and is_active else inner_bytes,
@@ -215,11 +248,11 @@ def _node(
         has_effects=has_effects(eqn),
         momentary_bytes=cotangents + working if is_active else 0,
         working_bytes=working,
-        gradient_bytes=min(inner_bytes or 0, working, sum(results)),
+        gradient_bytes=min(inner_bytes or 0, working, results),
         operands=tuple(
-            (v, compiler.operand_bytes(program, made[v]))
+            (v, compiler.operand_bytes(program, numbered.made[v]))
             for v in dict.fromkeys(needed)
-            if fused[v] and own_kernel
+            if numbered.fused[v] and own_kernel
         ),
     )
 
