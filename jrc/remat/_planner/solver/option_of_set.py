@@ -172,8 +172,8 @@ class _Walk:
     def _step(self, momentary: int, saved: int, here: int, held: int = 0, early: int = 0) -> None:
         """The recurrence at the head of `solver.py`, of one label."""
         others = self.times - 1
-        behind = self.open + early
-        self.open = max(behind, momentary + others * self.saved) + here + others * saved
+        of_others = max(momentary, early) + others * self.saved
+        self.open = max(self.open + early, of_others) + here + others * saved
         self.rest += self.times * saved + held + early
         if not self.recomputed:
             self.open, self.rest = 0, max(self.open, self.rest)

@@ -222,8 +222,8 @@ class _Solver:
         """The labels before the equation: the recurrence at the head of this file."""
         momentary = node.momentary_bytes + passing
         others = self.times - 1
-        behind = labels.open + early
-        open_ = np.maximum(behind, momentary + others * labels.saved) + here + others * saved
+        of_others = max(momentary, early) + others * labels.saved
+        open_ = np.maximum(labels.open + early, of_others) + here + others * saved
         rest = labels.rest + self.times * saved + held + early
         if _is_closed(key):
             open_, rest = np.zeros_like(open_), np.maximum(open_, rest)

@@ -80,6 +80,16 @@ def test_the_front_is_that_of_every_choice(data, times):
         checked(graph, option, options, times)
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_other_steps_saved_is_there_while_a_loop_is_made_again(times):
+    loop = CostNode(0, (0,), cost=0, inner_bytes=7, early_again_bytes=9, active=True)
+    saved = CostNode(1, (1,), derivative_reads=frozenset({1}), runs_once=True, active=True)
+    sizes = (1, 1)
+    graph = CostGraph((loop, saved), sizes, sizes, (0, 0), (True, True), ((0, 0), (1, 0)))
+    want = front(every_choice(graph, {}, times))
+    assert [(each.peak, each.cost) for each in solve(graph, {}, times)] == want
+
+
 def around_an_effect(may_save):
     """A value that the derivative reads behind an equation with an effect."""
     node = functools.partial(CostNode, cost=1, active=True)
