@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from jrc._jaxpr import Program, primitive_name
+from jrc._jaxpr import Program, facts_of, inner_programs, primitive_name, walk
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
@@ -145,12 +145,15 @@ def _all_regions(
 ) -> list[tuple[str, Regions]]:
     """The ways to cut a program into regions, with a name; the last one is recomputed or not.
 
+    What is looked up in front of the first product, an embedding, is in no region: a person wraps
+    layers. The barrier of a region with a table in it costs a TPU a tenth of a program's seconds.
+
     Args:
         program: The program.
         graph: Its cost graph.
         apart: Nodes that are in no region.
     """
-    count = len(graph.nodes)
+    count, start = len(graph.nodes), _behind_lookups(program, graph)
     found: dict[Regions, str] = {}
     marks = [k for k in _behind_marks(program, graph) if k < count]
     ways = [("regions between marks recomputed", marks)]
@@ -167,7 +170,8 @@ def _all_regions(
             name = f"{len(some)} regions" if len(some) > 1 else "1 region"
             ways.append((f"{name} recomputed{_PLACES[place]}", some))
     for name, places in ways:
-        whole = itertools.starmap(range, itertools.pairwise([0, *places, count]))
+        ends = [start, *(k for k in places if k > start), count]
+        whole = itertools.starmap(range, itertools.pairwise(ends))
         regions = tuple(part for region in whole for part in _apart_from(region, apart))
         if len(regions) > 1 and places:
             for some, title in ((regions[:-1], name), (regions, f"{name}, the last too")):
@@ -293,6 +297,33 @@ def _crossing_values(graph: CostGraph, borders: Sequence[int]) -> frozenset[int]
         if i < len(borders):
             found.update(v for v in node.makes if borders[i] <= last.get(v, -1))
     return frozenset(found)
+
+
+def _behind_lookups(program: Program, graph: CostGraph) -> int:
+    """The place behind gathers in front of the first product where fewest bytes cross; 0 without.
+
+    Of an embedding of tokens and one of positions it is behind their sum.
+    """
+    behind = product = 0
+    for k, node in enumerate(graph.nodes):
+        if node.position < 0:
+            continue
+        eqn = program.eqns[program.steps[node.position]]
+        inside = (each for inner in inner_programs(eqn) for each, _ in walk(inner))
+        if any(facts_of(each).is_contraction for each in (eqn, *inside)):
+            product = k
+            break
+        if primitive_name(eqn) == "gather" and node.active:
+            behind = k + 1
+    if not behind or not product:
+        return 0
+    last = graph.last_readers
+
+    def crossing(place: int) -> int:
+        made = (v for node in graph.nodes[:place] for v in node.makes)
+        return sum(graph.sizes[v] for v in made if last.get(v, -1) >= place)
+
+    return min(range(behind, product + 1), key=crossing)
 
 
 def _apart_from(region: range, nodes: Sequence[int]) -> Iterator[range]:

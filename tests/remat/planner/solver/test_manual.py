@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jrc
-from jrc._jaxpr import flops, walk
+from jrc._jaxpr import flops, primitive_name, walk
 from jrc.remat._gradient.compiled_memory import memory_needed
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.plan.decision import LeftToJax, Region
@@ -23,6 +23,7 @@ from tests.remat.planner.problems import (
     named,
     plan_as,
     problem_of,
+    program_of,
 )
 
 DEPTH = 8
@@ -163,6 +164,33 @@ def test_of_equal_places_the_last_one_is_behind_an_activation():
 def test_equations_apart_are_in_no_region():
     graph = chain([8, 2, 8, 8, 1, 8, 8, 2, 8])
     assert cuts(graph, 4, apart=(3,)) == [2, 8]
+
+
+@pytest.mark.parametrize("learned_positions", [False, True])
+def test_an_embedding_is_in_no_region(learned_positions):
+    """Layers are wrapped; tokens and positions are looked up, and added, in front of them."""
+
+    def loss(params, tokens):
+        x = params["words"][tokens]
+        if learned_positions:
+            x = x + params["places"][jnp.arange(tokens.shape[1]) % 7][None]
+        for w in params["layers"]:
+            x = x + jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    layers = [normal(i, 32, 32, scale=1 / 6) for i in range(6)]
+    params = {"words": normal(7, 40, 32), "places": normal(8, 7, 32), "layers": layers}
+    problem = problem_of(loss, (params, jnp.ones((4, 16), int)))
+    program = program_of(problem)
+    of_layers = [each for each in problem.manual if each.family == "regions"]
+    assert of_layers
+    last = "add" if learned_positions else "gather"
+    for each in of_layers:
+        first = each.stages.stages[0]
+        assert isinstance(first, LeftToJax)
+        names = [primitive_name(program.eqns[program.steps[p]]) for p in first.equations]
+        assert "dot_general" not in names and "tanh" not in names
+        assert names.count("gather") == 1 + learned_positions and names[-1] == last
 
 
 @pytest.mark.slow
