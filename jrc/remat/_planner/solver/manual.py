@@ -11,9 +11,17 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from jrc._jaxpr import Program, facts_of, inner_programs, primitive_name, walk
+from jrc._jaxpr import (
+    INPUT,
+    Program,
+    facts_of,
+    inner_programs,
+    is_variable,
+    primitive_name,
+    walk,
+)
 from jrc.remat._planner.costs.cost_graph import CostGraph
 from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
@@ -300,30 +308,41 @@ def _crossing_values(graph: CostGraph, borders: Sequence[int]) -> frozenset[int]
 
 
 def _behind_lookups(program: Program, graph: CostGraph) -> int:
-    """The place behind gathers in front of the first product where fewest bytes cross; 0 without.
+    """The place behind lookups in arguments, in front of the first product; 0 without them.
 
-    Of an embedding of tokens and one of positions it is behind their sum.
+    It is the first one where a single value with a derivative is read further on: of an embedding
+    of tokens and one of positions it is behind their sum.
     """
-    behind = product = 0
+    last = graph.last_readers
+    place, has_lookup, is_single = 0, False, False
+    live: set[int] = set()
     for k, node in enumerate(graph.nodes):
         if node.position < 0:
             continue
         eqn = program.eqns[program.steps[node.position]]
         inside = (each for inner in inner_programs(eqn) for each, _ in walk(inner))
         if any(facts_of(each).is_contraction for each in (eqn, *inside)):
-            product = k
-            break
-        if primitive_name(eqn) == "gather" and node.active:
-            behind = k + 1
-    if not behind or not product:
-        return 0
-    last = graph.last_readers
+            return place
+        made = node.makes if node.active else ()
+        live = {v for v in (*live, *made) if last.get(v, -1) > k}
+        if node.active and _is_lookup(program, eqn):
+            place, has_lookup, is_single = k + 1, True, len(live) == 1
+        elif has_lookup and not is_single and len(live) == 1:
+            place, is_single = k + 1, True
+    return 0
 
-    def crossing(place: int) -> int:
-        made = (v for node in graph.nodes[:place] for v in node.makes)
-        return sum(graph.sizes[v] for v in made if last.get(v, -1) >= place)
 
-    return min(range(behind, product + 1), key=crossing)
+def _is_lookup(program: Program, eqn: Any) -> bool:
+    """Whether an equation takes rows of an argument, as it is or in another type."""
+    if primitive_name(eqn) != "gather":
+        return False
+    table = program.source(eqn.invars[0])
+    while is_variable(table) and program.producer[table] != INPUT:
+        made_by = program.eqns[program.producer[table]]
+        if primitive_name(made_by) != "convert_element_type":
+            return False
+        table = program.source(made_by.invars[0])
+    return is_variable(table)
 
 
 def _apart_from(region: range, nodes: Sequence[int]) -> Iterator[range]:

@@ -193,6 +193,25 @@ def test_an_embedding_is_in_no_region(learned_positions):
         assert names.count("gather") == 1 + learned_positions and names[-1] == last
 
 
+def test_what_is_gathered_from_computed_values_is_in_regions():
+    """Only the rows that are taken from an argument are looked up in front of the layers."""
+
+    def loss(x, index, w):
+        for _ in range(8):
+            x = jnp.sin(x[index]) + x**2
+        return jnp.sum((x @ w) ** 2)
+
+    index = jnp.arange(256) * 7 % 256
+    problem = problem_of(loss, (normal(1, 256, 64), index, normal(2, 64, 8)))
+    program = program_of(problem)
+    of_layers = [each for each in problem.manual if each.family == "regions"]
+    assert of_layers
+    for each in of_layers:
+        first = each.stages.stages[0].equations
+        names = [primitive_name(program.eqns[program.steps[p]]) for p in first]
+        assert names.count("gather") == 1 and names[-1] == "gather"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 def test_regions_have_the_gradients_of_the_function(net):
