@@ -8,8 +8,8 @@ The program is gone through backwards. At each equation, every value that has re
 in one of three states: saved, recomputed, or not needed. For each combination of states the solver
 holds labels, ways to get there, of which those remain that no other dominates (`pareto`):
 
-    peak of an open region   open = max(open + early, cotangents + passing) + saved + recomputed
-                                    + inner + held
+    peak of an open region   open = max(open + early, max(cotangents + passing, early) + others)
+                                    + saved + recomputed + inner + held
     peak of all behind       rest = rest + saved + held + early, and max(rest, open) where a region
                                     closes
     cost                     cost = cost + cost of the equation, if it is recomputed
@@ -18,7 +18,8 @@ where `saved` are the bytes of the equation's results that are saved, `recompute
 memory once recomputed, `inner` the residuals inside of it (of a loop whose steps recompute theirs
 what one of them needs), `held` what a region makes the compiler hold from the start of the program
 on, and `early` what loops write into, where the compiler makes that before all else. In a loop of n
-steps the other n - 1 steps have saved as much, so that `saved` counts n times.
+steps the other n - 1 steps have saved as much, so that `saved` counts n times; `others` is what
+they have saved of the equations behind, and 0 without a loop.
 
 The front is exact for one order of the equations and one recomputation of each value, as long as
 nothing is thinned. It is not where a program has more than `decide_every_value` values (only some

@@ -173,13 +173,13 @@ def test_an_embedding_is_in_no_region(learned_positions):
     def loss(params, tokens):
         x = params["words"][tokens]
         if learned_positions:
-            x = x + params["places"][jnp.arange(tokens.shape[1]) % 7][None]
+            x = x + params["places"][jnp.arange(tokens.shape[1])][None]
         for w in params["layers"]:
             x = x + jnp.tanh(x @ w)
         return jnp.mean(x**2)
 
     layers = [normal(i, 32, 32, scale=1 / 6) for i in range(6)]
-    params = {"words": normal(7, 40, 32), "places": normal(8, 7, 32), "layers": layers}
+    params = {"words": normal(7, 400, 32), "places": normal(8, 40, 32), "layers": layers}
     problem = problem_of(loss, (params, jnp.ones((4, 16), int)))
     program = program_of(problem)
     of_layers = [each for each in problem.manual if each.family == "regions"]
@@ -193,23 +193,26 @@ def test_an_embedding_is_in_no_region(learned_positions):
         assert names.count("gather") == 1 + learned_positions and names[-1] == last
 
 
-def test_what_is_gathered_from_computed_values_is_in_regions():
-    """Only the rows that are taken from an argument are looked up in front of the layers."""
+@pytest.mark.parametrize("length", [64, 256])
+def test_what_is_gathered_from_computed_values_is_in_regions(length):
+    """Rows of an argument are looked up in front of the layers, if they are fewer than it has."""
 
     def loss(x, index, w):
+        x = x[index]
         for _ in range(8):
-            x = jnp.sin(x[index]) + x**2
+            x = jnp.sin(x[index % len(x)]) + x**2
         return jnp.sum((x @ w) ** 2)
 
-    index = jnp.arange(256) * 7 % 256
+    index = jnp.arange(length) * 7 % 256
     problem = problem_of(loss, (normal(1, 256, 64), index, normal(2, 64, 8)))
     program = program_of(problem)
-    of_layers = [each for each in problem.manual if each.family == "regions"]
-    assert of_layers
-    for each in of_layers:
+    are_alone = []
+    for each in (each for each in problem.manual if each.family == "regions"):
         first = each.stages.stages[0].equations
         names = [primitive_name(program.eqns[program.steps[p]]) for p in first]
-        assert names.count("gather") == 1 and names[-1] == "gather"
+        are_alone.append(names[-1] == "gather" and names.count("gather") == 1)
+        assert len(each.stages.regions) <= int(each.name.partition(" ")[0])
+    assert are_alone and all(are_alone) == (length < 256)
 
 
 @pytest.mark.slow
