@@ -154,8 +154,9 @@ def _all_regions(
 ) -> list[tuple[str, Regions]]:
     """The ways to cut a program into regions, with a name; the last one is recomputed or not.
 
-    What is looked up in front of the first product, an embedding, is in no region: a person wraps
-    layers. With the table behind the barrier of a region a decoder took a tenth longer on a v5p.
+    What is looked up in a larger table in front of the first product, an embedding, is in no
+    region: a person wraps layers. With the table behind the barrier of a region a decoder took a
+    tenth longer on a v5p.
 
     Args:
         program: The program.
@@ -315,7 +316,7 @@ def _behind_lookups(program: Program, graph: CostGraph) -> int:
     angles and positions, do not count.
     """
     last = graph.last_readers
-    place, has_lookup, is_single = 0, False, False
+    place, is_single = 0, False
     live: set[int] = set()
     for k, node in enumerate(graph.nodes):
         if node.position < 0:
@@ -327,19 +328,20 @@ def _behind_lookups(program: Program, graph: CostGraph) -> int:
         made = node.makes if node.active else ()
         live = {v for v in (*live, *made) if last.get(v, -1) > k}
         if node.active and _is_lookup(program, eqn):
-            place, has_lookup, is_single = k + 1, True, len(live) == 1
-        elif has_lookup and not is_single and len(live) == 1:
+            place, is_single = k + 1, len(live) == 1
+        elif place and not is_single and len(live) == 1:
             place, is_single = k + 1, True
     return 0
 
 
 def _is_lookup(program: Program, eqn: Any) -> bool:
-    """Whether an equation takes fewer bytes of an argument than that has, in its type or another.
+    """Whether an equation takes rows of an argument, which may be cast, of fewer bytes than it has.
 
-    Rows that are wider than the table, as those of the edges of a graph, are better taken again.
+    Rows of more bytes, as those of the edges of a graph, are better taken again.
     """
-    taken = nbytes(eqn.outvars[0].aval)
-    if primitive_name(eqn) != "gather" or nbytes(eqn.invars[0].aval) <= taken:
+    if primitive_name(eqn) != "gather":
+        return False
+    if nbytes(eqn.invars[0].aval) <= nbytes(eqn.outvars[0].aval):
         return False
     table = program.source(eqn.invars[0])
     while is_variable(table) and program.producer[table] != INPUT:
