@@ -24,6 +24,7 @@ from jrc.remat._planner.costs.constraints import must_run_once
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.cost_unit import FLOPS, CostUnit
 from jrc.remat._planner.costs.derivative_reads import DerivativeReads, Needs
+from jrc.remat._planner.costs.lookups import is_lookup
 from jrc.remat._planner.costs.save_candidates import save_candidates
 from jrc.remat._planner.costs.working_bytes import working_bytes
 from jrc.remat._planner.program.schedule import schedule
@@ -97,6 +98,9 @@ def build_cost_graph(
         if compiler.makes_loops_early and not in_loop and node.active:
             early, again = _early_bytes(program, eqns[p], active)
             node = dataclasses.replace(node, early_bytes=early, early_again_bytes=again)
+        if compiler.moves_tables and not in_loop and node.active and is_lookup(program, eqns[p]):
+            moved = unit.of_bytes(compiler.moved_bytes(eqns[p].invars[0].aval))
+            node = dataclasses.replace(node, cost=node.cost + moved)
         nodes.append(node)
     sizes = tuple(compiler.array_bytes(v.aval) for v in made)
     late = memory_model.values_read_late(nodes, fused)

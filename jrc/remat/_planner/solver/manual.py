@@ -11,19 +11,17 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from jrc._jaxpr import (
-    INPUT,
     Program,
     facts_of,
     inner_programs,
-    is_variable,
-    nbytes,
     primitive_name,
     walk,
 )
 from jrc.remat._planner.costs.cost_graph import CostGraph
+from jrc.remat._planner.costs.lookups import is_lookup
 from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
 from jrc.remat._planner.settings import SETTINGS
@@ -327,29 +325,11 @@ def _behind_lookups(program: Program, graph: CostGraph) -> int:
             return place
         made = node.makes if node.active else ()
         live = {v for v in (*live, *made) if last.get(v, -1) > k}
-        if node.active and _is_lookup(program, eqn):
+        if node.active and is_lookup(program, eqn):
             place, is_single = k + 1, len(live) == 1
         elif place and not is_single and len(live) == 1:
             place, is_single = k + 1, True
     return 0
-
-
-def _is_lookup(program: Program, eqn: Any) -> bool:
-    """Whether an equation takes rows of an argument, which may be cast, of fewer bytes than it has.
-
-    Rows of more bytes, as those of the edges of a graph, are better taken again.
-    """
-    if primitive_name(eqn) != "gather":
-        return False
-    if nbytes(eqn.invars[0].aval) <= nbytes(eqn.outvars[0].aval):
-        return False
-    table = program.source(eqn.invars[0])
-    while is_variable(table) and program.producer[table] != INPUT:
-        made_by = program.eqns[program.producer[table]]
-        if primitive_name(made_by) != "convert_element_type":
-            return False
-        table = program.source(made_by.invars[0])
-    return is_variable(table)
 
 
 def _apart_from(region: range, nodes: Sequence[int]) -> Iterator[range]:

@@ -16,6 +16,9 @@ _REACHED = 0.8
 
 class _Tpu(Compiler):
     continues_products = True
+    # Plans of a decoder with ALiBi that look its embedding up once take 0.95 to 0.97 times the
+    # seconds of those of equal bytes that look it up again, on a v5p; on a v5e as long.
+    moves_tables = True
     # What reads the rows again is another kernel, most often the next product, so that the result
     # is written in any case: a transformer whose plans save it takes a fifth less on a v5e.
     reads_rows_twice = False
