@@ -123,6 +123,12 @@ class Search:
         self._at = {each: i for i, each in enumerate(self.options)}
         temporaries = [self._beside(peaks.predicted(each)) for each in self.options]
         self._predicted = np.log(temporaries)
+        figures = np.log([temporaries, np.maximum(self._costs, 1.0)])
+        figures = np.round(figures / SETTINGS.equal_figures)
+        self._kind = [
+            (each.family, each.name, each.chunks, *map(float, some))
+            for each, some in zip(self.options, figures.T, strict=True)
+        ]
         self._errors, self._time_errors = (
             ModelErrors(self.options, temporaries, sizes) for sizes in peaks.errors
         )
@@ -322,14 +328,14 @@ class Search:
             least: What it must be above.
         """
         means, deviations = self._log_temporaries()
+        # Most often the compiled program of nearly equal figures is the same.
+        known = {self._kind[self._at[each]] for each in (*self.compiled, *self.failed)}
         # A compiler that fails for a program in chunks fails for the next plan of it as well.
         broken = {each.chunks for each in self.failed if each.chunks}
         gains = {
             option: gain(option, float(means[i]), float(deviations[i]))
             for option, i in self._at.items()
-            if option not in self.compiled
-            and option not in self.failed
-            and option.chunks not in broken
+            if self._kind[i] not in known and option.chunks not in broken
         }
         best = max(gains, key=lambda each: gains[each], default=None)
         return best if best is not None and gains[best] > least else None

@@ -309,3 +309,15 @@ def test_more_is_compiled_between_the_ends_of_a_fraction_where_seconds_are_inexa
     assert search.compilations == len(search.compiled) + between <= 4 + between
     search = Search(fakes.options, fakes, 5)
     assert bytes_of(1.0, search, fakes.baseline) == 1000 and len(search.compiled) == 1
+
+
+def test_of_options_with_equal_figures_one_is_compiled():
+    """The solver's options often differ in tiny values alone; manual plans have names."""
+    baseline = way(0, 300_000, 400_000)
+    costs = range(1_000_000, 1_000_005)
+    rows = [way(cost, 100_000, 200_000) for cost in costs]
+    _, asked = chosen([*rows, baseline], 150_000)
+    assert len(set(asked) - {baseline[0]}) == 1
+    rows = [way(cost, 100_000, 200_000, "regions", str(cost)) for cost in costs]
+    _, asked = chosen([*rows, baseline], 150_000)
+    assert len(set(asked) - {baseline[0]}) > 1
