@@ -5,6 +5,7 @@ decision. Labels are columns of arrays. A label is dropped if another is at leas
 everything; where too many remain, they are thinned evenly.
 """
 
+import bisect
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,6 +50,7 @@ class DecisionTree:
     def __init__(self) -> None:
         self._parents: list[np.ndarray] = [np.array([-1])]
         self._decisions: list[Any] = [None]
+        self._starts = [0]
         self._size = 1
 
     def add(self, parents: np.ndarray, decision: Any) -> np.ndarray:
@@ -56,19 +58,19 @@ class DecisionTree:
         steps = np.arange(self._size, self._size + len(parents))
         self._decisions.append(decision)
         self._parents.append(parents)
+        self._starts.append(self._size)
         self._size += len(parents)
         return steps
 
     def histories(self, steps: Iterable[int]) -> Iterator[list[Any]]:
         """Yield for each node its decision and all before it."""
-        parents = np.concatenate(self._parents).tolist()
-        lengths = [len(part) for part in self._parents]
-        which = np.repeat(np.arange(len(lengths)), lengths).tolist()
         for step in steps:
             found = []
             while step > 0:
-                found.append(self._decisions[which[step]])
-                step = parents[step]
+                # The tree of a large program has tens of millions of nodes: they are not copied.
+                k = bisect.bisect_right(self._starts, step) - 1
+                found.append(self._decisions[k])
+                step = int(self._parents[k][step - self._starts[k]])
             yield found
 
 

@@ -139,7 +139,7 @@ class _Solver:
                 position, option, is_inside = decision
                 (inside if is_inside else chosen)[position] = option
             else:
-                values.add(decision)
+                values.update(decision)
         shared = shared_bytes(self.graph.results, (self.graph.sizes[v] for v in values))
         return Option(
             peak=max(int(labels.rest[i]) - shared, 0),
@@ -253,11 +253,11 @@ class _Solver:
         return ways
 
     def _way(
-        self, key: Key, labels: Labels, group: Sequence[int], saves: Sequence[int]
+        self, key: Key, labels: Labels, group: Sequence[int], saves: list[int]
     ) -> tuple[Key, Labels]:
         """These values decided: some are saved, the others recomputed."""
-        for v in saves:
-            labels = dataclasses.replace(labels, step=self.tree.add(labels.step, v))
+        if saves:
+            labels = dataclasses.replace(labels, step=self.tree.add(labels.step, saves))
         if self.graph.saving_costs and (cost := sum(self.graph.saving_costs[v] for v in saves)):
             labels = dataclasses.replace(labels, cost=labels.cost + cost)
         return key | {2 * v + (v in saves) for v in group}, labels
