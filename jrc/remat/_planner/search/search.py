@@ -123,7 +123,7 @@ class Search:
         self._at = {each: i for i, each in enumerate(self.options)}
         temporaries = [self._beside(peaks.predicted(each)) for each in self.options]
         self._predicted = np.log(temporaries)
-        figures = np.log([temporaries, np.maximum(self._costs, 1.0)])
+        figures = np.array([self._predicted, np.log(np.maximum(self._costs, 1.0))])
         figures = np.round(figures / SETTINGS.equal_figures)
         self._kind = [
             (each.family, each.name, each.chunks, *map(float, some))
@@ -255,9 +255,13 @@ class Search:
             fallback = costs[self._surely_fits(available)].min(initial=costs.max())
             limit = SETTINGS.dearest_counts * (fallback - cheapest) + 1
         prefers_baseline = best is None or not best.is_baseline
+        # Most often the compiled program of nearly equal figures is the same.
+        known = {self._kind[self._at[each]] for each in self.compiled}
 
         def gain(option: Option, mean: float, deviation: float) -> float:
             i = self._at[option]
+            if self._kind[i] in known:
+                return 0.0
             # Of equal cost the baseline is better: nothing is recomputed.
             saved = limit - (costs[i] - cheapest) + (option.is_baseline and prefers_baseline)
             return _mean_above_zero(saved, uncertain[i]) * _normal((available - mean) / deviation)
@@ -328,14 +332,14 @@ class Search:
             least: What it must be above.
         """
         means, deviations = self._log_temporaries()
-        # Most often the compiled program of nearly equal figures is the same.
-        known = {self._kind[self._at[each]] for each in (*self.compiled, *self.failed)}
         # A compiler that fails for a program in chunks fails for the next plan of it as well.
         broken = {each.chunks for each in self.failed if each.chunks}
         gains = {
             option: gain(option, float(means[i]), float(deviations[i]))
             for option, i in self._at.items()
-            if self._kind[i] not in known and option.chunks not in broken
+            if option not in self.compiled
+            and option not in self.failed
+            and option.chunks not in broken
         }
         best = max(gains, key=lambda each: gains[each], default=None)
         return best if best is not None and gains[best] > least else None
