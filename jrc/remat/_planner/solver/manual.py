@@ -20,7 +20,7 @@ from jrc._jaxpr import (
     primitive_name,
     walk,
 )
-from jrc.remat._planner.costs.cost_graph import CostGraph
+from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.lookups import is_lookup
 from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
@@ -58,7 +58,9 @@ def manual_options(program: Program, graph: CostGraph, options: Options) -> list
     sets = policy_sets(program, graph)
     found = [*_by_policy(graph, options, sets), *_inside_constructs(program, graph, options)]
     windows = [k for k, node in enumerate(graph.nodes) if node.held_bytes]
-    for name, regions in _all_regions(program, graph):
+    every = _all_regions(program, graph)
+    alone = _all_around_products(program, graph, every) if graph.fuses_passes else []
+    for name, regions in (*every, *alone):
         found += _under_checkpoints(graph, name, regions, sets)
     for name, regions in _all_regions(program, graph, windows) if windows else ():
         found += _under_checkpoints(graph, f"{name}, windows outside", regions, sets)
@@ -186,6 +188,43 @@ def _all_regions(
                     used = sum(each.startswith(title) for each in found.values())
                     found[some] = f"{title} ({used + 1})" if title in found.values() else title
     return [(name, regions) for regions, name in found.items()]
+
+
+def _all_around_products(
+    program: Program, graph: CostGraph, every: Iterable[tuple[str, Regions]]
+) -> list[tuple[str, Regions]]:
+    """The ways to wrap products alone, as a network between splines, or in a simulation, is.
+
+    Each region goes from its first product to its last one, where what lies outside of that writes
+    half as many bytes or more.
+    """
+    is_product = [_is_product(program, node) for node in graph.nodes]
+    found: dict[Regions, str] = {}
+    for name, regions in every:
+        parts = []
+        for region in regions:
+            products = [k for k in region if is_product[k]]
+            if products:
+                parts.append(range(products[0], products[-1] + 1))
+        inside = sum(_written(graph, part) for part in parts)
+        if 0 < 3 * inside < 2 * sum(_written(graph, region) for region in regions):
+            found.setdefault(tuple(parts), f"{name}, products alone")
+    return [(name, regions) for regions, name in found.items()]
+
+
+def _written(graph: CostGraph, part: range) -> int:
+    """Bytes of what a part of the program makes and XLA does not fuse away."""
+    made = (v for k in part for v in graph.nodes[k].makes)
+    return sum(graph.sizes[v] for v in made if not graph.is_fused(v))
+
+
+def _is_product(program: Program, node: CostNode) -> bool:
+    """Whether an equation is differentiated and multiplies matrices, or one inside of it does."""
+    if node.position < 0 or not node.active:
+        return False
+    eqn = program.eqns[program.steps[node.position]]
+    inside = (each for inner in inner_programs(eqn) for each, _ in walk(inner))
+    return any(facts_of(each).is_contraction for each in (eqn, *inside))
 
 
 def _under_checkpoints(
@@ -319,12 +358,11 @@ def _behind_lookups(program: Program, graph: CostGraph) -> int:
     for k, node in enumerate(graph.nodes):
         if node.position < 0:
             continue
-        eqn = program.eqns[program.steps[node.position]]
-        inside = (each for inner in inner_programs(eqn) for each, _ in walk(inner))
-        if node.active and any(facts_of(each).is_contraction for each in (eqn, *inside)):
+        if _is_product(program, node):
             return place
         made = node.makes if node.active else ()
         live = {v for v in (*live, *made) if last.get(v, -1) > k}
+        eqn = program.eqns[program.steps[node.position]]
         if node.active and is_lookup(program, eqn):
             place, is_single = k + 1, len(live) == 1
         elif place and not is_single and len(live) == 1:
