@@ -30,8 +30,6 @@ class PlannerSettings:
         cut_window: A region may make so many times the bytes at which it might end first.
         equal_cost: Manual plans of equal peak are taken for one if their costs differ by less than
             this share of the cost of a forward pass.
-        equal_figures: A search compiles one of the solver's options whose predicted temporaries and
-            cost are equal but for this share.
         options: About how many options of the solver a search chooses from.
         options_of_flops: About how many of the fewest FLOPs are added where costs are seconds.
         inner_options: About how many options of a loop the outer program chooses from.
@@ -124,7 +122,6 @@ class PlannerSettings:
     cut_ratios: tuple[int, ...] = (2, 4, 8, 16, 32)
     cut_window: float = 1.5
     equal_cost: float = 0.003
-    equal_figures: float = 0.001
     options: int = 30
     options_of_flops: int = 6
     inner_options: int = 64

@@ -123,12 +123,6 @@ class Search:
         self._at = {each: i for i, each in enumerate(self.options)}
         temporaries = [self._beside(peaks.predicted(each)) for each in self.options]
         self._predicted = np.log(temporaries)
-        figures = np.array([self._predicted, np.log(np.maximum(self._costs, 1.0))])
-        figures = np.round(figures / SETTINGS.equal_figures)
-        self._kind = [
-            (each.family, each.name, each.chunks, *map(float, some))
-            for each, some in zip(self.options, figures.T, strict=True)
-        ]
         self._errors, self._time_errors = (
             ModelErrors(self.options, temporaries, sizes) for sizes in peaks.errors
         )
@@ -255,13 +249,9 @@ class Search:
             fallback = costs[self._surely_fits(available)].min(initial=costs.max())
             limit = SETTINGS.dearest_counts * (fallback - cheapest) + 1
         prefers_baseline = best is None or not best.is_baseline
-        # Most often the compiled program of nearly equal figures is the same.
-        known = {self._kind[self._at[each]] for each in self.compiled}
 
         def gain(option: Option, mean: float, deviation: float) -> float:
             i = self._at[option]
-            if self._kind[i] in known:
-                return 0.0
             # Of equal cost the baseline is better: nothing is recomputed.
             saved = limit - (costs[i] - cheapest) + (option.is_baseline and prefers_baseline)
             return _mean_above_zero(saved, uncertain[i]) * _normal((available - mean) / deviation)

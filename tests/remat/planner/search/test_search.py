@@ -309,14 +309,3 @@ def test_more_is_compiled_between_the_ends_of_a_fraction_where_seconds_are_inexa
     assert search.compilations == len(search.compiled) + between <= 4 + between
     search = Search(fakes.options, fakes, 5)
     assert bytes_of(1.0, search, fakes.baseline) == 1000 and len(search.compiled) == 1
-
-
-@pytest.mark.parametrize(("family", "asked"), [("solver", 1), ("regions", 5)])
-def test_of_the_solvers_options_with_equal_figures_one_is_compiled(family, asked):
-    """They often differ in tiny values alone; manual plans have names."""
-    costs = range(1_000_000, 1_000_005)
-    names = {"solver": "", "regions": "{} regions"}
-    rows = [way(cost, 100_000, 101_000, family, names[family].format(cost)) for cost in costs]
-    fakes = Fakes(rows)
-    assert Search(fakes.options, fakes, 5).cheapest_fitting(100_500) is None
-    assert len(fakes.asked) == asked
