@@ -98,9 +98,9 @@ def build_cost_graph(
         if compiler.makes_loops_early and not in_loop and node.active:
             early, again = _early_bytes(program, eqns[p], active)
             node = dataclasses.replace(node, early_bytes=early, early_again_bytes=again)
-        if compiler.moves_tables and not in_loop and node.active and is_lookup(program, eqns[p]):
-            moved = unit.of_bytes(compiler.moved_bytes(eqns[p].invars[0].aval))
-            node = dataclasses.replace(node, cost=node.cost + moved)
+        if not in_loop and is_lookup(program, eqns[p]):
+            held = unit.of_bytes(compiler.held_table_bytes(eqns[p].invars[0].aval))
+            node = dataclasses.replace(node, cost=node.cost + held, held_cost=held)
         nodes.append(node)
     sizes = tuple(compiler.array_bytes(v.aval) for v in made)
     late = memory_model.values_read_late(nodes, fused)

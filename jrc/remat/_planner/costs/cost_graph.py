@@ -19,7 +19,8 @@ class CostNode:
         makes: Its results.
         reads: Its operands, but for inputs of the program.
         derivative_reads: Those of both that its derivative reads.
-        cost: What one run costs, in the graph's unit.
+        cost: What one run in a region costs, in the graph's unit.
+        held_cost: How much of that is for a table that the region holds.
         inner_bytes: Bytes of residuals of programs inside, which have no name outside; 0 if there
             are none, `None` if it may only be part of a region.
         inner_cost: What it costs to save them.
@@ -45,6 +46,7 @@ class CostNode:
     reads: tuple[int, ...] = ()
     derivative_reads: frozenset[int] = frozenset()
     cost: int = 0
+    held_cost: int = 0
     inner_bytes: int | None = None
     inner_cost: int = 0
     active: bool = False
@@ -67,6 +69,11 @@ class CostNode:
     def late_results(self) -> tuple[int, ...]:
         """The results that its derivative reads."""
         return tuple(v for v in self.makes if v in self.derivative_reads)
+
+    @property
+    def forward_cost(self) -> int:
+        """What its run in the forward pass costs."""
+        return self.cost - self.held_cost
 
     @property
     def may_stand_outside(self) -> bool:
@@ -124,4 +131,4 @@ class CostGraph:
     @functools.cached_property
     def cost(self) -> int:
         """What one forward pass costs, at least 1."""
-        return max(1, sum(node.cost for node in self.nodes))
+        return max(1, sum(node.forward_cost for node in self.nodes))

@@ -196,7 +196,7 @@ def _all_around_products(
     """The ways to wrap products alone, as a network between splines, or in a simulation, is.
 
     Each region goes from its first product to its last one, where what lies outside of that writes
-    half as many bytes or more.
+    more than half as many bytes.
     """
     is_product = [_is_product(program, node) for node in graph.nodes]
     found: dict[Regions, str] = {}

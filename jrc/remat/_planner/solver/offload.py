@@ -191,7 +191,7 @@ def waiting_seconds(
         reads: The values that are moved, with the regions that read them.
         copy_bandwidth: Bytes per second of copies.
     """
-    forward = [graph.unit.seconds(node.cost) for node in graph.nodes]
+    forward = [graph.unit.seconds(node.forward_cost) for node in graph.nodes]
     clock = out = 0.0
     for node, duration in zip(graph.nodes, forward, strict=True):
         clock += duration

@@ -39,11 +39,18 @@ def read_again(params, tokens):
     return jnp.mean(x**2)
 
 
-def problem_on(platform, loss, minimize="time"):
+def frozen(params, tokens, words):
+    """The table has no gradient; what is looked up is scaled by what has one."""
+    x = words[tokens]
+    return layers(params, x * params["layers"][0][:, 0][None, None])
+
+
+def problem_on(platform, loss, minimize="time", rows=TABLES["words"][0]):
     params = {name: array(*shape) for name, shape in TABLES.items()}
-    params["layers"] = [array(64, 256)] * 6
+    params |= {"words": array(rows, 64), "layers": [array(64, 256)] * 6}
     target = {"gpu": "h100", "tpu": "v5p"}[platform]
-    args = params, array(64, 65, dtype=jnp.int32)
+    tokens = array(64, 65, dtype=jnp.int32)
+    args = (params, tokens, params.pop("words")) if loss is frozen else (params, tokens)
     return problem_of(loss, args, platform=platform, target=target, minimize=minimize)
 
 
@@ -70,7 +77,7 @@ def holds_tables(problem, option):
     return any(f"tensor<{table}x" in each for each in barriers for table in tables)
 
 
-@pytest.mark.parametrize("loss", [plain, shifted, read_again])
+@pytest.mark.parametrize("loss", [plain, shifted, read_again, frozen])
 def test_on_a_tpu_few_plans_hold_a_table_for_the_backward_pass(loss):
     """A lookup that is repeated has its table behind a barrier, which counts as seconds there."""
     repeating = {}
@@ -91,3 +98,14 @@ def test_what_is_looked_up_is_recomputed_where_that_costs_nothing():
     problem = problem_on("tpu", plain, minimize="flops")
     (lookup,) = lookups_of(problem)
     assert lookup in recomputed(problem.front[0])
+
+
+def test_a_table_of_gigabytes_changes_neither_the_forward_cost_nor_more_than_what_a_chip_holds():
+    """Shares of the cost of a forward pass say which options are alike."""
+    found = [problem_on("tpu", plain, rows=rows) for rows in (20_000, 5_000_000, 50_000_000)]
+    graphs = [graph for problem in found for graph in problem.graphs.values()]
+    forward = [graph.cost for graph in graphs]
+    held = [max(node.held_cost for node in graph.nodes) for graph in graphs]
+    assert forward[0] == forward[1] == forward[2]
+    assert 0 < held[0] < held[1] == held[2]
+    assert len(found[0].manual) == len(found[2].manual)

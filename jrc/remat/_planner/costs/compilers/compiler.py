@@ -24,9 +24,6 @@ class Compiler:
             softmax or a norm. To save what it reduces them to would split it.
         in_order: Whether a barrier keeps the gradients of weights in order. XLA for GPUs puts off
             the products that they are, and keeps the operands of all layers.
-        moves_tables: Whether a region that runs a lookup in an argument again takes as much longer
-            as if the table were moved. A barrier holds the table, and a TPU's compiler moves fewer
-            operands to the chip's memory then.
         makes_loops_early: Whether what loops write into is made, as zeros, before all else.
         most_in_turn: Regions that convolve run in at most so many chunks one after another in the
             program, and not in a loop, where convolutions are slow.
@@ -44,7 +41,6 @@ class Compiler:
     peak_errors = ErrorSizes(0.2, 0.15, 0.3, 0.3, 0.02, 0.7, baseline_is_alike=False)
     time_errors = ErrorSizes(0.5, 0.03, 0.06, 0.51, 0.005, 0.97)
     in_order = False
-    moves_tables = False
     makes_loops_early = False
     most_in_turn = 0
     recomputed_chunks = 1.3
@@ -110,6 +106,10 @@ class Compiler:
 
     def held_for_region(self, eqn: Any) -> int:
         """Return what lies in memory up to an equation's derivative where a region holds it."""
+        return 0
+
+    def held_table_bytes(self, aval: Any) -> float:
+        """Return the bytes whose move takes what a region that holds a table takes longer."""
         return 0
 
     def operand_bytes(self, program: Program, var: Any) -> int:
