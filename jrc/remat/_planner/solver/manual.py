@@ -13,13 +13,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from jrc._jaxpr import (
-    Program,
-    facts_of,
-    inner_programs,
-    primitive_name,
-    walk,
-)
+from jrc._jaxpr import Program, facts_of, inner_programs, primitive_name, walk
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.costs.lookups import is_lookup
 from jrc.remat._planner.costs.memory_model import kept_by_xla
@@ -195,8 +189,8 @@ def _all_around_products(
 ) -> list[tuple[str, Regions]]:
     """The ways to wrap products alone, as a network between splines, or in a simulation, is.
 
-    Each region goes from its first product to its last one, where what lies outside of that writes
-    more than half as many bytes.
+    Each region goes from its first product to its last one, where the equations outside of that
+    write more than half as many bytes as those inside.
     """
     is_product = [_is_product(program, node) for node in graph.nodes]
     found: dict[Regions, str] = {}

@@ -109,7 +109,7 @@ class Compiler:
         return 0
 
     def held_table_bytes(self, aval: Any) -> float:
-        """Return the bytes whose move takes what a region that holds a table takes longer."""
+        """Return the bytes that are moved in the time that a region loses to a table it holds."""
         return 0
 
     def operand_bytes(self, program: Program, var: Any) -> int:

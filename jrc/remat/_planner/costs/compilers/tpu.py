@@ -47,12 +47,12 @@ class _Tpu(Compiler):
         return math.prod(aval.shape) * words * _WORD / _REACHED
 
     def held_table_bytes(self, aval: Any) -> float:
-        """Return the bytes whose move takes what a region that holds a table takes longer.
+        """Return the bytes that are moved in the time that a region loses to a table it holds.
 
-        A region that looks up in a table again has it behind a barrier, and the compiler moves
-        fewer operands to the chip's memory. Plans
-        of a decoder with ALiBi that look its embedding up once take 0.95 to 0.97 times the seconds
-        of those of equal bytes that look it up again, on a v5p; on a v5e as long.
+        A region that looks rows up again has their table behind a barrier, and the compiler moves
+        fewer operands to the chip's memory. On a v5p plans of a decoder with ALiBi that look its
+        embedding up once take 0.95 to 0.97 times the seconds of those of equal bytes that look it
+        up again; on a v5e they take as long.
         """
         return min(self.moved_bytes(aval), _ON_CHIP)
 
