@@ -8,8 +8,8 @@ from jrc._jaxpr import INPUT, Program, is_variable, nbytes, primitive_name
 def is_lookup(program: Program, eqn: Any) -> bool:
     """Return whether an equation takes rows of an argument, of fewer bytes than that has.
 
-    The argument may be cast. Rows of more bytes, as of the edges of a graph, are better looked up
-    again.
+    The argument may be cast, and may have no gradient. Rows of more bytes, as of the edges of a
+    graph, are better looked up again.
     """
     if primitive_name(eqn) != "gather":
         return False
@@ -18,7 +18,7 @@ def is_lookup(program: Program, eqn: Any) -> bool:
     table = program.source(eqn.invars[0])
     while is_variable(table) and program.producer[table] != INPUT:
         made_by = program.eqns[program.producer[table]]
-        if primitive_name(made_by) != "convert_element_type":
+        if primitive_name(made_by) not in ("convert_element_type", "stop_gradient"):
             return False
         table = program.source(made_by.invars[0])
     return is_variable(table)

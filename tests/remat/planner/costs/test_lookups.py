@@ -45,6 +45,11 @@ def frozen(params, tokens, words):
     return layers(params, x * params["layers"][0][:, 0][None, None])
 
 
+def stopped(params, tokens):
+    """The same of an argument that is differentiated, and whose gradient is stopped."""
+    return frozen(params, tokens, jax.lax.stop_gradient(params["words"]))
+
+
 def problem_on(platform, loss, minimize="time", rows=TABLES["words"][0]):
     params = {name: array(*shape) for name, shape in TABLES.items()}
     params |= {"words": array(rows, 64), "layers": [array(64, 256)] * 6}
@@ -77,7 +82,7 @@ def holds_tables(problem, option):
     return any(f"tensor<{table}x" in each for each in barriers for table in tables)
 
 
-@pytest.mark.parametrize("loss", [plain, shifted, read_again, frozen])
+@pytest.mark.parametrize("loss", [plain, shifted, read_again, frozen, stopped])
 def test_on_a_tpu_few_plans_hold_a_table_for_the_backward_pass(loss):
     """A lookup that is repeated has its table behind a barrier, which counts as seconds there."""
     repeating = {}
