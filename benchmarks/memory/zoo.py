@@ -3,7 +3,8 @@
     python -m benchmarks.memory.zoo --out benchmarks/results/zoo.json
     python -m benchmarks.memory.zoo --out benchmarks/results/zoo.json --resume
     python -m benchmarks.memory.zoo --models eqx_vit,gemma --toy
-    python -m benchmarks.memory.zoo --target h100 --out benchmarks/results/zoo_h100.json --resume
+    python -m benchmarks.memory.zoo --target h100 --budgets 0.5,0.25,0 --minimize time \
+        --out benchmarks/results/zoo_h100.json --resume
 
 The programs are those of `tests/zoo`, at full size or tiny. For each: what a person would write
 (the baseline, the whole loss under one `jax.checkpoint`, each block, two policies of JAX), and
@@ -75,7 +76,7 @@ def measure(run: Run) -> None:
         # For the programs that jrc.plan compiles; its seconds are then those of a later run.
         folder = run.options.cache / "xla"
         jax.config.update("jax_compilation_cache_dir", str(folder.resolve()))
-    budgets = TOY_BUDGETS if run.options.toy else BUDGETS
+    budgets = run.options.budgets or (TOY_BUDGETS if run.options.toy else BUDGETS)
     for name in run.options.models:
         if package := missing(name):
             run.console.print(f"{name}: left out, {package} is not installed")
@@ -252,8 +253,20 @@ def _allowed(row: dict[str, Any], tolerance: float) -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the models."""
+    """Add the models and the budgets."""
     add_plan_options(parser, NAMES, AIMS)
+    default = ",".join(map(str, BUDGETS))
+    parser.add_argument("--budgets", type=_fractions, help=f"default: {default}")
+
+
+def _fractions(text: str) -> list[float]:
+    try:
+        fractions = [float(each) for each in text.split(",")]
+    except ValueError:
+        fractions = [-1.0]
+    if not all(0 <= fraction <= 1 for fraction in fractions):
+        raise argparse.ArgumentTypeError(f"must be fractions from 0 to 1, got {text!r}.")
+    return fractions
 
 
 BENCHMARK = Benchmark(

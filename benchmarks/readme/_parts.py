@@ -141,6 +141,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     ),
     "outer_wide": part("outer_wide", outer.tables),
     "outer_rates": part("outer_rates", rates.tables),
+    "outer_rates_8": part("outer_rates_8", rates.tables),
     "outer_rates_2x64": part("outer_rates_2x64", rates.tables),
     "together": part("together", together.tables),
     "h100": on_h100,
