@@ -140,22 +140,29 @@ class PlanSearch:
 
 
 class CandidateTable:
-    """Every candidate of a function, with its cost and its peaks: predicted and compiled."""
+    """Every candidate of a function, with its cost and its peak, both predicted and compiled."""
 
     def __init__(
-        self, fn: Callable[..., Any], args: Any, argnums: Any, has_aux: bool, target: Any
+        self,
+        fn: Callable[..., Any],
+        args: Any,
+        argnums: Any,
+        has_aux: bool,
+        target: Any,
+        minimize: Any = "flops",
     ) -> None:
         args = abstract_on(target, tuple(args)) if target else tuple(args)
         self.target = target
         with target_device_context(target):
             name = target.name if target else ""
-            self.problem = Problem.of(Request(fn, args, argnums, has_aux, target=name))
+            request = Request(fn, args, argnums, has_aux, target=name, minimize=minimize)
+            self.problem = Problem.of(request)
         self.peaks = Peaks(self.problem)
 
     def facts(self) -> dict[str, Any]:
-        """Return FLOPs of the baseline, bytes of arguments and results, and the platform."""
-        problem = self.problem
-        return {"flops": problem.flops, "own": problem.own, "platform": problem.platform}
+        """Return bytes of arguments and results, the platform, and whether costs are counted."""
+        problem, exact = self.problem, self.peaks.are_costs_exact
+        return {"own": problem.own, "platform": problem.platform, "are_costs_exact": exact}
 
     def rows(self, status: Callable[[str], None]) -> list[dict[str, Any]]:
         """Return a row for each candidate; all are compiled."""
@@ -170,18 +177,21 @@ class CandidateTable:
                         "cost": option.cost,
                         "predicted": self.peaks.predicted(option),
                         "compiled": self.peaks.compiled(option).peak,
+                        "predicted_cost": self.peaks.predicted_cost(option),
+                        "compiled_cost": self.peaks.compiled_cost(option),
                     }
                 )
         return found
 
 
 class KnownPeaks:
-    """The peaks of a table of candidates, in the place of a compiler."""
+    """The peaks and costs of a table of candidates, in the place of a compiler."""
 
-    is_inside, are_costs_exact = False, True
+    is_inside = False
 
     def __init__(self, program: Any) -> None:
         self.own, rows = program["own"], program["rows"]
+        self.are_costs_exact = program["are_costs_exact"]
         compiler = compiler_on(program["platform"])
         self.errors = compiler.peak_errors, compiler.time_errors
         self.options = [
@@ -198,10 +208,12 @@ class KnownPeaks:
         return self._rows[option]["predicted"]
 
     def predicted_cost(self, option: Option) -> int:
-        """Return the cost, which is exact."""
-        return option.cost
+        """Return the predicted cost of the whole program."""
+        return self._rows[option]["predicted_cost"]
 
-    compiled_cost = predicted_cost
+    def compiled_cost(self, option: Option) -> int | None:
+        """Return that of the compiled program."""
+        return self._rows[option]["compiled_cost"]
 
     def compiled(self, option: Option) -> CompiledCost:
         """Return the compiled peak."""

@@ -1,14 +1,15 @@
 """Compile every candidate of programs of the zoo, and judge the planner's search by them.
 
     python -m benchmarks.memory.candidates --models unet,eqx_vit --out candidates.json
-    python -m benchmarks.memory.candidates --target h100 --out candidates_h100.json --resume
+    python -m benchmarks.memory.candidates --target h100 --minimize time \
+        --out candidates_h100.json --resume
     python -m benchmarks.memory.candidates --judge candidates.json
 
-For each program: the cost of each candidate of `jrc.plan`, and its peak as it is predicted and as
-it is compiled. The tables say how the planner's own search does on them, for budgets at shares of
-the range of peaks, with so many compilations: its regret (FLOPs of the program that it chose over
-those of the cheapest that fits), how often it refuses a budget that a candidate fits, and how many
-programs it compiles. `--judge` compiles nothing.
+For each program: cost and peak of each candidate of `jrc.plan`, as they are predicted and as they
+are compiled. The tables say how the planner's own search does on them, for budgets at shares of
+the range of peaks, with so many compilations: its regret (FLOPs of the program that it chose, or
+seconds as jrc states them, over those of the cheapest that fits), how often it refuses a budget
+that a candidate fits, and how many programs it compiles. `--judge` compiles nothing.
 
 One or two minutes a program on two cores; with `--resume` programs that are there are left alone.
 """
@@ -54,7 +55,12 @@ def measure(run: Run) -> None:
         began = time.perf_counter()
         try:
             table = CandidateTable(
-                program.loss, program.args, program.argnums, program.has_aux, target
+                program.loss,
+                program.args,
+                program.argnums,
+                program.has_aux,
+                target,
+                run.options.minimize,
             )
             planning = time.perf_counter() - began
             rows = table.rows(lambda text, name=name: run.status(f"{name}: {text}"))
@@ -117,8 +123,8 @@ def judge(
         return None, compiled
     if budget == 0.0:
         return rows[chosen]["compiled"] / least, compiled
-    cheapest = min(row["cost"] for row in rows if row["compiled"] <= limit)
-    return (program["flops"] + rows[chosen]["cost"]) / (program["flops"] + cheapest), compiled
+    cheapest = min(row["compiled_cost"] for row in rows if row["compiled"] <= limit)
+    return rows[chosen]["compiled_cost"] / cheapest, compiled
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -143,6 +149,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--models", type=names_of(NAMES), default=list(NAMES), help="default: all")
     add("--target", default="", help="an accelerator that need not be there, such as h100")
+    add("--minimize", choices=("flops", "time"), default="flops", help="default: %(default)s")
     add("--resume", action="store_true", help="leave programs alone that --out has")
     add("--judge", type=pathlib.Path, help="a report of this benchmark: compile nothing")
 

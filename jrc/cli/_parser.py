@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
         "--compilations",
         type=int,
         metavar="N",
-        help="how many programs may be compiled, 1 to 10; 5 if not given, 4 with --target",
+        help="how many programs may be compiled, 1 to 10; 6 if not given",
     )
     plan.add_argument(
         "--no-verify", action="store_true", help="compile nothing: a guess, which may not fit"

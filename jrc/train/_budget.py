@@ -68,7 +68,7 @@ class Planning:
         given = {
             "respect_checkpoints=True": self.respect_checkpoints,
             "offload=True": self.offload is not False,
-            "compilations=5": self.compilations is not None,
+            "compilations=6": self.compilations is not None,
             "minimize='flops'": self.minimize != "time",
         }
         for option in (option for option, is_given in given.items() if is_given):

@@ -246,7 +246,7 @@ def make_train_step(
         offload: With a budget, whether values that loops save may be moved to the host's memory, or
             the bytes per second that copies reach, as for `jrc.plan`.
         compilations: With a budget, how many steps a search may compile, 1 to 10, as for
-            `jrc.plan`: 5 if not given, 4 on a mesh of `jrc.target(...).devices`.
+            `jrc.plan`: 6 if not given.
         minimize: With a budget, what its plan has the least of, `"time"` or `"flops"`, as for
             `jrc.plan`.
         accumulate: Number of equal parts into which the batch of a replica is split; their

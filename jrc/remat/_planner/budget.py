@@ -194,16 +194,16 @@ def memory_budget_of(device: Any) -> int | None:
     return int(_BUDGET_SHARE * size) if size and size > 0 else None
 
 
-def checked_compilations(compilations: int | None, on_target: bool = False) -> int:
-    """Return how many programs a search may compile: fewer where each may take a minute.
+def checked_compilations(compilations: int | None) -> int:
+    """Return how many programs a search may compile.
 
     Raises:
         TypeError: If it is no whole number.
         ValueError: If it is not from 1 to 10.
     """
     if compilations is None:
-        return SETTINGS.compilations_on_target if on_target else SETTINGS.compilations
-    remedy = "Leave it out, or write compilations=5."
+        return SETTINGS.compilations
+    remedy = "Leave it out, or write compilations=6."
     return whole_number(compilations, "compilations", least=1, most=10, remedy=remedy)
 
 

@@ -230,7 +230,7 @@ def largest_batch(
         )
 
     step, end = int(multiple_of), int(most // multiple_of * multiple_of)
-    compilations = checked_compilations(None, there is not None)
+    compilations = checked_compilations(None)
     batches = Batches(problem_of, limit, step, end, compilations, chunks)
     with shown_meanwhile("jrc.largest_batch: tracing"), target_device_context(there):
         without = batches.without()

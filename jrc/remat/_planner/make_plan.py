@@ -116,8 +116,8 @@ def plan(
         has_aux: Whether `fn` returns `(loss, aux)`.
         verify: Whether programs are compiled. Without, the plan is the model's guess, which does
             not promise to fit: docs/limits.md has its errors.
-        compilations: How many programs a search may compile: 5 if not given, 4 with a target.
-            Chunks, both ends of a fraction, and making sure that no plan fits take up to 14 more.
+        compilations: How many programs a search may compile: 6 if not given.
+            Chunks, both ends of a fraction, and making sure that no plan fits take up to 15 more.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
             wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing
             inside is decided. The plan remembers it, and `Plan.apply` does the same.
@@ -281,7 +281,7 @@ class _Planner:
         _check_measure(measure, target, verify, minimize, args)
         self.measures = measure
         self.target = there = checked_target(target)
-        most = checked_compilations(compilations, there is not None)
+        most = checked_compilations(compilations)
         self.compilations = most if verify else 0
         check_cache(cache)
         refuse_tracers(args)

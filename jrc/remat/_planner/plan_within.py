@@ -50,7 +50,7 @@ def plan_within(
         The plan; its FLOPs are those of the function's gradient, counted where it is traced.
     """
     limit = checked_budget(budget)
-    most = checked_compilations(compilations, bool(target))
+    most = checked_compilations(compilations)
     found: list[Problem] = []
 
     @named_like(fn)

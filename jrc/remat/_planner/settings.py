@@ -43,7 +43,6 @@ class PlannerSettings:
         cost_weight: How many times a change of cost counts as much as the same relative change
             of bytes when points are spread along the Pareto front.
         compilations: How many programs a search may compile.
-        compilations_on_target: The same where each may take a minute.
         measured: How many of them are run with `measure=True`.
         leanest_compiled: For a fraction of the range so many options that may be the leanest are
             compiled; for a fraction of 0 as many as a search may.
@@ -131,8 +130,7 @@ class PlannerSettings:
     part_price: float = 0.02
     most_parts: int = 16
     cost_weight: float = 10.0
-    compilations: int = 5
-    compilations_on_target: int = 4
+    compilations: int = 6
     measured: int = 3
     leanest_compiled: int = 3
     compiled_between: int = 2
