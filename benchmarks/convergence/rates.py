@@ -6,7 +6,8 @@
         --methods adamw,sparseloco_15,sparseloco_15_d16,sparseloco_5_d32,diloco_15_4bit,snoo_15 \
         --seeds 3 \
         --out benchmarks/results/outer_rates_2x64.json
-    python -m benchmarks.convergence.rates --replicas 8 --rates 0.003,0.006 \
+    python -m benchmarks.convergence.rates --layers 2 --width 64 --rates 0.003,0.006,0.012 \
+        --methods adamw,sparseloco_15,diloco_15_4bit --replicas 8 \
         --out benchmarks/results/outer_rates_8.json
 
 The GPT of `convergence.outer --layers 4 --width 128`, or another: four replicas, or `--replicas`
