@@ -31,10 +31,15 @@ def summary(report: Report) -> list[Table]:
     keys = list(dict.fromkeys(key for found in models.values() for key in found["plans"]))
     aims = [aim for aim in AIMS if any(key.startswith(aim) for key in keys)]
     device = report.get("target") or report["device"]
-    found = [
-        _summary(models, [key for key in keys if key.startswith(aim)], aim, device, report["jax"])
-        for aim in aims or ["flops"]
-    ]
+    found = []
+    for aim in aims or ["flops"]:
+        of_aim = [key for key in keys if key.startswith(aim)]
+        planned = {
+            name: each
+            for name, each in models.items()
+            if not each["plans"].keys().isdisjoint(of_aim)
+        }
+        found.append(_summary(planned or models, of_aim, aim, device, report["jax"]))
     return [*found, *regrets(report)]
 
 
