@@ -150,11 +150,11 @@ def planned_on_target(budget, **options):
 
 
 @pytest.mark.slow
-def test_a_step_on_a_target_is_compiled_four_times_at_most(on_target, caplog):
+def test_a_step_on_a_target_is_compiled_six_times_at_most(on_target, caplog):
     with caplog.at_level("INFO", "jrc"):
         plan = planned_on_target("130KiB")
     assert plan.reruns and plan.verified.peak_bytes <= plan.budget
-    assert 2 <= plan.compilations == len(on_target) <= 4
+    assert 2 <= plan.compilations == len(on_target) <= 6
     assert caplog.text.count(": compiling ") >= plan.compilations
 
 
