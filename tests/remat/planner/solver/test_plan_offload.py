@@ -229,7 +229,7 @@ def test_the_largest_batch_is_looked_for_with_the_host_too(monkeypatch):
     # One problem is for the leanest plan of a batch, and one for the plan.
     assert len(rates) >= 2 and set(rates) == {FAST}
     assert any(each.predicted.host_bytes for each in found.plan.candidates)
-    assert (found.plain, found.recomputed) == (64, 128) and found.plan.compilations <= 4
+    assert (found.plain, found.recomputed) == (64, 128) and found.plan.compilations <= 6
 
 
 def test_a_cpu_is_refused():
