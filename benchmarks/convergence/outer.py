@@ -241,7 +241,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     several = [name for name, method in METHODS.items() if method.replicas is None]
     add("--methods", type=names_of(several), default=several, help="default: all")
-    add("--replicas", type=replicas_of, default=REPLICAS, help="4 or 8, ... (default: %(default)s)")
+    add("--replicas", type=replicas_of, default=REPLICAS, help="2, 4 or 8 (default: %(default)s)")
     add("--seeds", type=at_least(1), default=1, help="runs of each (default: %(default)s)")
     add("--steps", type=at_least(1), help="steps of a run (default: 4000)")
     add("--layers", type=at_least(1), help="layers of the GPT (default: 2)")

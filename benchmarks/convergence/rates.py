@@ -129,7 +129,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--rates", type=_rates, default=[1.5e-3, 3e-3, 6e-3], help="default: 0.0015,0.003,0.006")
     add("--seeds", type=at_least(1), default=1, help="runs of each (default: %(default)s)")
-    add("--replicas", type=replicas_of, default=REPLICAS, help="4 or 8, ... (default: %(default)s)")
+    add("--replicas", type=replicas_of, default=REPLICAS, help="2, 4 or 8 (default: %(default)s)")
     add("--layers", type=at_least(1), help="layers of the GPT (default: 4)")
     add("--width", type=width, help="width of the GPT (default: 128)")
 

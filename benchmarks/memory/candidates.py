@@ -16,8 +16,10 @@ One or two minutes a program on two cores; with `--resume` programs that are the
 
 import argparse
 import json
+import math
 import pathlib
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,7 +35,7 @@ from benchmarks._private import CandidateTable, KnownPeaks, plan_from_table
 from tests.zoo.catalogue import NAMES, make, missing
 
 NAME = "memory.candidates"
-SHARES = (0.75, 0.5, 0.25, 0.1, 0.02)
+SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25, 0.15, 0.1, 0.05, 0.02)
 FRACTIONS = (0.5, 0.25, 0.0)
 COMPILATIONS = (0, 1, 2, 3, 4, 6, 8)
 
@@ -41,12 +43,16 @@ COMPILATIONS = (0, 1, 2, 3, 4, 6, 8)
 def measure(run: Run) -> None:
     """Compile the candidates of each model that was asked for."""
     if run.options.judge:
-        run.report |= json.loads(run.options.judge.read_text())
+        run.report |= _known(run.options.judge)
         return
     run.report |= platform.machine()
     target = jrc.target(run.options.target) if run.options.target else None
-    run.report["target"] = run.options.target
     programs = run.report.setdefault("programs", {})
+    for option in ("target", "minimize"):
+        asked = getattr(run.options, option)
+        if programs and run.report.get(option) != asked:
+            sys.exit(f"{NAME}: {run.options.out} has another {option}. Write to another file.")
+        run.report[option] = asked
     for name in run.options.models:
         if missing(name) or (run.options.resume and "rows" in programs.get(name, {})):
             continue
@@ -72,6 +78,17 @@ def measure(run: Run) -> None:
         jax.clear_caches()
 
 
+def _known(path: pathlib.Path) -> Report:
+    """Return a report of this benchmark."""
+    try:
+        report = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        sys.exit(f"{NAME}: --judge must be a report of this benchmark, got {path}: {error}")
+    if "minimize" not in report or "programs" not in report:
+        sys.exit(f"{NAME}: --judge must be a report of this benchmark's version, got {path}.")
+    return report
+
+
 def tables(report: Report) -> list[Table]:
     """Return how the search does, by compilations; and each program's predictions."""
     programs = {name: each for name, each in report["programs"].items() if "rows" in each}
@@ -92,13 +109,14 @@ def tables(report: Report) -> list[Table]:
         rows.append(
             (
                 name,
+                f"{statistics.fmean(regrets) if regrets else math.nan:.4f}",
                 *(f"{quantile(regrets, q):.4f}" for q in (0.5, 0.9, 1.0)),
                 f"{len(found) - len(regrets)} of {len(found)}",
                 f"{statistics.median(compiled):g}",
                 str(max(compiled)),
             )
         )
-    heads = ("budgets", "regret, median", "90 %", "worst", "refused", "compiled", "most")
+    heads = ("budgets", "regret, mean", "median", "90 %", "worst", "refused", "compiled", "most")
     title = (
         f"The search on {len(programs)} programs: budgets in bytes at {SHARES} of the range of "
         f"peaks, and fractions {FRACTIONS}"
@@ -112,7 +130,7 @@ def judge(
     """Return the regret of a program at a share of the range, and compilations.
 
     The regret of a fraction is that within the bytes that the search made of it; of the fraction 0
-    it is the peak over the least there is.
+    and FLOPs it is the peak over the least there is.
     """
     rows = program["rows"]
     least = min(row["compiled"] for row in rows)
@@ -121,9 +139,10 @@ def judge(
     chosen, limit, compiled = plan_from_table(KnownPeaks(program), budget, compilations)
     if chosen is None or rows[chosen]["compiled"] > limit:
         return None, compiled
-    if budget == 0.0:
+    if budget == 0.0 and program["are_costs_exact"]:
         return rows[chosen]["compiled"] / least, compiled
-    cheapest = min(row["compiled_cost"] for row in rows if row["compiled"] <= limit)
+    fitting = [row for row in rows if row["compiled"] <= limit]
+    cheapest = min(row["compiled_cost"] for row in fitting if row["compiled_cost"])
     return rows[chosen]["compiled_cost"] / cheapest, compiled
 
 
@@ -149,7 +168,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--models", type=names_of(NAMES), default=list(NAMES), help="default: all")
     add("--target", default="", help="an accelerator that need not be there, such as h100")
-    add("--minimize", choices=("flops", "time"), default="flops", help="default: %(default)s")
+    add(
+        "--minimize",
+        choices=("flops", "time"),
+        default="flops",
+        help="what plans have the least of (default: %(default)s)",
+    )
     add("--resume", action="store_true", help="leave programs alone that --out has")
     add("--judge", type=pathlib.Path, help="a report of this benchmark: compile nothing")
 

@@ -256,12 +256,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the models and the budgets."""
     add_plan_options(parser, NAMES, AIMS)
     default = ",".join(map(str, BUDGETS))
-    parser.add_argument("--budgets", type=_fractions, help=f"default: {default}")
+    parser.add_argument(
+        "--budgets", type=_fractions, help=f"fractions of the range of peaks (default: {default})"
+    )
 
 
 def _fractions(text: str) -> list[float]:
     try:
-        fractions = [float(each) for each in text.split(",")]
+        fractions = [
+            abs(float(each)) if float(each) == 0 else float(each) for each in text.split(",")
+        ]
     except ValueError:
         fractions = [-1.0]
     if not all(0 <= fraction <= 1 for fraction in fractions):

@@ -117,7 +117,7 @@ def plan(
         verify: Whether programs are compiled. Without, the plan is the model's guess, which does
             not promise to fit: docs/limits.md has its errors.
         compilations: How many programs a search may compile: 6 if not given.
-            Chunks, both ends of a fraction, and making sure that no plan fits take up to 15 more.
+            Chunks, both ends of a fraction, and making sure that no plan fits take up to 16 more.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
             wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing
             inside is decided. The plan remembers it, and `Plan.apply` does the same.

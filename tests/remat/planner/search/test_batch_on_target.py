@@ -57,9 +57,9 @@ def test_a_search_compiles_few_programs(compiled, activation, in_chunks):
     budget, fn = 2**26, functools.partial(loss, activation=activation)
     found = jrc.largest_batch(make_args, fn, budget, target="h100")
     # Three batches of the baseline; three of the leanest, at the first of them two more that might
-    # be the leanest; those of the leanest in chunks; and five that cost less than the leanest at
-    # the batch that is found, two of them with the whole loss in chunks.
-    assert 0 < found.plain < found.recomputed and len(compiled) <= 8 + in_chunks + 5
+    # be the leanest; those of the leanest in chunks; and eight that cost less than the leanest
+    # at the batch that is found, two of them with the whole loss in chunks.
+    assert 0 < found.plain < found.recomputed and len(compiled) <= 8 + in_chunks + 8
     assert found.plan.target == "h100" and found.plan.verified.peak_bytes <= budget
     assert found.plan.compilations <= 6
     assert peak(fn, found.plain) <= budget < peak(fn, found.plain + 1)

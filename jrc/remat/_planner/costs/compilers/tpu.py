@@ -23,9 +23,9 @@ class _Tpu(Compiler):
     # Of the candidates of four of `tests/zoo/small_nets.py` and of a transformer, compiled for a
     # v5e. What XLA keeps on the chip makes temporaries 0.2 to 1.2 times the predicted ones. The
     # seconds of chunks count as no less certain than others, so that they are not compiled for
-    # that alone: many small chunks are predicted too fast. `of_option` of seconds is that with
-    # which a search over all candidates of five programs, compiled for a v5p, ends nearest to the
-    # cheapest that fits: 0.2 % above it in the mean, with 0.06 0.4 %.
+    # that alone: many small chunks are predicted too fast. With 0.08 for `of_option` of
+    # seconds a search over all candidates of five programs, compiled for a v5p, ends nearest to the
+    # cheapest that fits: 0.2 % above it in the mean. With 0.06 it ends 0.4 % above it.
     peak_errors = dataclasses.replace(
         Compiler.peak_errors, of_all=0.5, of_family=0.3, of_option=0.45
     )
