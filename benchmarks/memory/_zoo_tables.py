@@ -37,9 +37,9 @@ def summary(report: Report) -> list[Table]:
         planned = {
             name: each
             for name, each in models.items()
-            if not each["plans"].keys().isdisjoint(of_aim)
+            if not each["plans"] or not each["plans"].keys().isdisjoint(of_aim)
         }
-        found.append(_summary(planned or models, of_aim, aim, device, report["jax"]))
+        found.append(_summary(planned, of_aim, aim, device, report["jax"]))
     return [*found, *regrets(report)]
 
 
