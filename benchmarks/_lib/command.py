@@ -200,6 +200,22 @@ def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
     return parse
 
 
+def numbers_of(is_allowed: Callable[[float], bool], rule: str) -> Callable[[str], list[float]]:
+    """Return an argparse type: numbers, separated by commas, that follow a rule."""
+
+    def parse(text: str) -> list[float]:
+        try:
+            # Each once; -0.0 is 0.0.
+            numbers = list(dict.fromkeys(float(each) + 0.0 for each in text.split(",")))
+        except ValueError:
+            numbers = [float("nan")]
+        if not all(map(is_allowed, numbers)):
+            raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}.")
+        return numbers
+
+    return parse
+
+
 def at_least(least: int) -> Callable[[str], int]:
     """Return an argparse type: a whole number that is not below `least`."""
 

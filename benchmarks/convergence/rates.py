@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks._lib import platform
-from benchmarks._lib.command import Benchmark, Run, at_least, names_of
+from benchmarks._lib.command import Benchmark, Run, at_least, names_of, numbers_of
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table
 from benchmarks.convergence._outer_clock import clock_table, time_to_loss_table
@@ -127,21 +127,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=list(CHOSEN),
         help=f"default: {','.join(CHOSEN)}",
     )
-    add("--rates", type=_rates, default=[1.5e-3, 3e-3, 6e-3], help="default: 0.0015,0.003,0.006")
+    positive = numbers_of(lambda number: 0 < number < math.inf, "positive numbers, 0.001,0.003")
+    add("--rates", type=positive, default=[1.5e-3, 3e-3, 6e-3], help="default: 0.0015,0.003,0.006")
     add("--seeds", type=at_least(1), default=1, help="runs of each (default: %(default)s)")
     add("--replicas", type=replicas_of, default=REPLICAS, help="2, 4 or 8 (default: %(default)s)")
     add("--layers", type=at_least(1), help="layers of the GPT (default: 4)")
     add("--width", type=width, help="width of the GPT (default: 128)")
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        rates = [float(each) for each in text.split(",")]
-    except ValueError:
-        rates = [0.0]
-    if not all(0 < rate < float("inf") for rate in rates):
-        raise argparse.ArgumentTypeError(f"must be positive numbers, 0.001,0.003, got {text!r}.")
-    return rates
 
 
 BENCHMARK = Benchmark(NAME, __doc__, measure, tables, add_options, keys=("runs",))

@@ -37,7 +37,7 @@ import jax
 
 import jrc
 from benchmarks._lib import platform
-from benchmarks._lib.command import Benchmark, Run
+from benchmarks._lib.command import Benchmark, Run, numbers_of
 from benchmarks._lib.gradient import UNFUSED, Cache
 from benchmarks._lib.report import Report
 from benchmarks._lib.table import Table
@@ -257,20 +257,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_plan_options(parser, NAMES, AIMS)
     default = ",".join(map(str, BUDGETS))
     parser.add_argument(
-        "--budgets", type=_fractions, help=f"fractions of the range of peaks (default: {default})"
+        "--budgets",
+        type=numbers_of(lambda number: 0 <= number <= 1, "fractions from 0 to 1"),
+        help=f"fractions of the range of peaks (default: {default})",
     )
-
-
-def _fractions(text: str) -> list[float]:
-    try:
-        fractions = [
-            abs(float(each)) if float(each) == 0 else float(each) for each in text.split(",")
-        ]
-    except ValueError:
-        fractions = [-1.0]
-    if not all(0 <= fraction <= 1 for fraction in fractions):
-        raise argparse.ArgumentTypeError(f"must be fractions from 0 to 1, got {text!r}.")
-    return fractions
 
 
 BENCHMARK = Benchmark(
