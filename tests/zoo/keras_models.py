@@ -18,7 +18,7 @@ def _values(variables: Any) -> list[jax.Array]:
     return [v.value for v in variables]
 
 
-def _stateless(model: Any, loss_of: Any, args: tuple[Any, ...], **options: Any) -> Program:
+def stateless_program(model: Any, loss_of: Any, args: tuple[Any, ...], **options: Any) -> Program:
     """Return the loss of a model: trainable variables, others, data."""
 
     def build(remat: Remat) -> Any:
@@ -44,7 +44,7 @@ def keras_convnet(toy: bool) -> Program:
     logits = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
     model = keras.Model(inputs, logits)
     args = (drawn(batch, side, side, 3), jnp.arange(batch) % 10)
-    return _stateless(model, cross_entropy, args, tolerance=1e-4)
+    return stateless_program(model, cross_entropy, args, tolerance=1e-4)
 
 
 def _transformer(toy: bool) -> tuple[Any, Any, dict[str, int]]:
@@ -69,7 +69,7 @@ def _transformer(toy: bool) -> tuple[Any, Any, dict[str, int]]:
 def keras_transformer(toy: bool) -> Program:
     """Attention with dropout; each layer makes its own causal mask."""
     model, batch, _ = _transformer(toy)
-    return _stateless(model, cross_entropy, (batch[:, :-1], batch[:, 1:]))
+    return stateless_program(model, cross_entropy, (batch[:, :-1], batch[:, 1:]))
 
 
 def keras_remat(toy: bool) -> Program:
@@ -81,4 +81,4 @@ def keras_remat(toy: bool) -> Program:
     names = [f"up_{i}" for i in range(sizes(toy)["layers"])]
     with keras.RematScope(mode="list_of_layers", layer_names=names):
         model, batch, _ = _transformer(toy)
-    return _stateless(model, cross_entropy, (batch[:, :-1], batch[:, 1:]))
+    return stateless_program(model, cross_entropy, (batch[:, :-1], batch[:, 1:]))

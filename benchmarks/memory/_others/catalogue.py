@@ -18,6 +18,7 @@ _MODULES = {
     "distrax_programs": ("distrax", "distrax_flow"),
     "maxtext_programs": ("maxtext", "maxtext_llama"),
     "brax_programs": ("brax", "brax_rollout"),
+    "keras_programs": ("keras_hub", "keras_gemma"),
     "numpyro_programs": ("numpyro", "numpyro_network numpyro_series"),
     "haiku_programs": ("haiku", "haiku_lstm haiku_mobilenet"),
 }
