@@ -110,9 +110,10 @@ class ParetoFilter:
             labels = labels.take(_cheapest_of_each(cells, labels.cost))
         # Sorted by `rest`: only an earlier label can dominate, and of equal ones the first stays.
         n = len(labels.cost)
-        dominates = _earlier(1 << n.bit_length())[:n, :n].copy()
-        for x in (labels.open, labels.cost, *([labels.saved] if self.times > 1 else [])):
+        dominates = labels.open[:, None] <= labels.open
+        for x in (labels.cost, *([labels.saved] if self.times > 1 else [])):
             dominates &= x[:, None] <= x
+        dominates &= _earlier(1 << n.bit_length())[:n, :n]
         is_dominated = dominates.any(0)
         return labels.take(~is_dominated) if is_dominated.any() else labels
 
@@ -137,7 +138,7 @@ def falling_cost(labels: Labels) -> Labels:
 @functools.cache
 def _earlier(n: int) -> np.ndarray:
     """Whether label i is in front of label j, for n labels."""
-    return np.tri(n, n, -1, dtype=bool).T
+    return np.triu(np.ones((n, n), bool), 1)
 
 
 def _cheapest_of_each(cells: np.ndarray, cost: np.ndarray) -> np.ndarray:
