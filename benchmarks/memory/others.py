@@ -6,12 +6,13 @@
     python -m benchmarks.memory.others --target h100 --out benchmarks/results/others_h100.json
 
 The programs are those of `benchmarks/memory/_others`: losses made of the code of packages, which
-`pip install '.[others]'` installs. For each: the loss as it is, each block (or step) under
-`jax.checkpoint`, `dots_saveable` over the whole loss and over each block, and what the authors
-offer, where they offer anything; then plans at fractions between the least peak and that of the
-baseline, and for the peak of each block and of the authors' own recomputation as a budget in bytes.
-Each has its peak, FLOPs, and seconds as jrc states them; a plan its seconds of planning, the number
-of compilations and the largest difference of its gradients from the plain ones.
+the extras `others`, `others-maxtext` and `others-keras` install. For each: the loss as it is, each
+block (or step) under `jax.checkpoint`, `dots_saveable` over the whole loss and over each block, and
+what the authors offer, where they offer anything; then plans at fractions between the least peak
+and that of the baseline, and for the peak of each block and of the authors' own recomputation as a
+budget in bytes. Each has its peak, FLOPs, and seconds as jrc states them; a plan its seconds of
+planning, the number of compilations and the largest difference of its gradients from the plain
+ones.
 
 A row is written when it is measured. With `--resume` rows that are there are not measured again. A
 program whose package is not installed is left out. The exit status is 1 if a plan fails, needs more

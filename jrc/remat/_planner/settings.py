@@ -72,8 +72,9 @@ class PlannerSettings:
         offloaded_levels: How many sets of values of each.
         offloaded_share: A value is moved if it has at least this share of the bytes that a step
             saves.
-        chunk_widths: Values wider than one of so many powers of two, the largest about half of what
-            a budget leaves for temporaries, are made in chunks.
+        chunk_widths: Values wider than one of so many powers of two are made in chunks: from the
+            largest on that any value exceeds, which is at most about half of what a budget leaves
+            for temporaries.
         chunk_sizes: So many numbers of bytes are tried for a chunk, each a quarter of the last.
         smaller_chunks: Of a function as it is chunks of sizes are tried that have this ratio.
         nearly_fastest: Where it fits, the largest of these sizes are compiled whose predicted

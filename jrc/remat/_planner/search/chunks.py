@@ -196,7 +196,7 @@ class _Look:
         """The regions around values wider than some bytes each, where they are others."""
         found: set[Any] = set()
         regions: list[RegionInside] = []
-        narrows = _powers_of_two(self.temporaries, 1, SETTINGS.chunk_widths)
+        narrows = self._widths(problem)
         for narrow, around in itertools.product(narrows, sorted({False, may_be_all})):
             if around and not any(x.path for x in regions):
                 continue  # there are no others with nothing inside of loops
@@ -206,6 +206,13 @@ class _Look:
             if regions and key not in found and (may_be_all or not is_all):
                 found.add(key)
                 yield regions
+
+    def _widths(self, problem: Problem) -> list[int]:
+        """Powers of two, from the largest on that values with a region around them exceed."""
+        widths = _powers_of_two(self.temporaries, 1, self.temporaries.bit_length())
+        exceeded = (i for i, each in enumerate(widths) if self._regions_of(problem, each, False))
+        first = next(exceeded, 0)
+        return widths[first : first + SETTINGS.chunk_widths]
 
     def _regions_of(self, problem: Problem, narrow: int, around: bool) -> list[RegionInside]:
         """The regions around values wider than some bytes; found once."""

@@ -48,10 +48,13 @@ class ModelErrors:
         alike = np.array([[_alike(a.family, b.family) for b in options] for a in options])
         near = np.exp(-np.hypot(by_size, by_cost))
         covariance = sizes.of_all**2 + alike * (sizes.of_family**2 + sizes.of_option**2 * near)
-        # The program with regions in chunks is another one.
+        # The program with regions in chunks is another one; nearer to it are others in chunks.
         programs = {each.chunks: None for each in options}
         number = np.array([list(programs).index(each.chunks) for each in options])
-        covariance[np.not_equal.outer(number, number)] *= sizes.chunks_are_alike
+        in_chunks = np.array([bool(each.chunks) for each in options])
+        both = np.logical_and.outer(in_chunks, in_chunks)
+        of_others = np.where(both, np.sqrt(sizes.chunks_are_alike), sizes.chunks_are_alike)
+        covariance *= np.where(np.equal.outer(number, number), 1.0, of_others)
         # Where the baseline is not like the others, its error says nothing of theirs.
         covariance[baseline, :] *= sizes.baseline_is_alike
         covariance[:, baseline] *= sizes.baseline_is_alike

@@ -138,7 +138,7 @@ def falling_cost(labels: Labels) -> Labels:
 @functools.cache
 def _earlier(n: int) -> np.ndarray:
     """Whether label i is in front of label j, for n labels."""
-    return np.triu(np.ones((n, n), bool), 1)
+    return np.less.outer(np.arange(n), np.arange(n))
 
 
 def _cheapest_of_each(cells: np.ndarray, cost: np.ndarray) -> np.ndarray:

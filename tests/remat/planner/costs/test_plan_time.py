@@ -529,3 +529,14 @@ def test_seconds_of_programs_in_chunks_are_off_as_those_of_others():
         for sizes in (Compiler.time_errors, Compiler.peak_errors)
     )
     assert 0.45 < seconds < 0.5 and peaks < 0.36
+
+
+def test_peaks_in_chunks_are_off_as_those_in_other_chunks():
+    """What is known of a program in two chunks says more of one in four than of none in any."""
+    whole = Option(100, 0, 2)
+    region = Chunks((), (0,), (), chunks=2, shape=(), dtype="float32", name="", bytes=8)
+    two, four = (dataclasses.replace(region, chunks=n) for n in (2, 4))
+    options = [whole, *(dataclasses.replace(whole, chunks=(each,)) for each in (two, four))]
+    errors = ModelErrors(options, [100.0] * 3, Compiler.peak_errors)
+    (of_none, of_two, of_four), _ = errors.given({1: 0.5})
+    assert 0.3 < of_none < 0.36 < 0.4 < of_four < of_two == 0.5

@@ -119,6 +119,27 @@ BLOCKS = {
 }  # fmt: skip
 
 
+def curvature(params, x, directions):
+    """The curvature of an MLP's loss along a direction: no part of it is a sum over examples."""
+
+    def loss(params):
+        y = x
+        for w in params:
+            y = jnp.tanh(y @ w)
+        return jnp.mean(y**2)
+
+    _, product = jax.jvp(jax.grad(loss), (params,), (directions,))
+    return sum(jnp.vdot(d, p) for d, p in zip(directions, product, strict=True))
+
+
+def test_values_far_narrower_than_the_budget_are_found():
+    """Values of 128 KiB, of which hundreds need more than the 64 MiB that a budget leaves."""
+    weights = [normal(64, 64, scale=0.1) for _ in range(12)]
+    problem = problem_of(curvature, (weights, normal(512, 64), weights))
+    options = options_in_chunks(Peaks(problem), Wanted(2**26))
+    assert options and all(each.chunks for each in options)
+
+
 @pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("fn", "most"), [(blocks_in_a_loop, 3_600_000), (blocks_in_turn, 6_000_000)]
