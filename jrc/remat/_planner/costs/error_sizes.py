@@ -15,7 +15,8 @@ class ErrorSizes:
         of_option: What they have in common the less, the farther they are from each other.
         of_baseline: The error of the baseline, without chunks.
         noise: What of an error says nothing of others.
-        chunks_are_alike: How much of it programs with other regions in chunks have in common.
+        chunks_are_alike: How much of it a program with regions in chunks and one without have in
+            common; the square root is what two with different chunks have.
         baseline_is_alike: Whether the baseline has a part in what all have in common.
         mean: The mean error.
         mean_of_baseline: That of the baseline.

@@ -208,7 +208,7 @@ class _Look:
                 yield regions
 
     def _widths(self, problem: Problem) -> list[int]:
-        """Powers of two, from the largest on that values with a region around them exceed."""
+        """Powers of two bytes: the first is the largest that the values of any region exceed."""
         widths = _powers_of_two(self.temporaries, 1, self.temporaries.bit_length())
         exceeded = (i for i, each in enumerate(widths) if self._regions_of(problem, each, False))
         first = next(exceeded, 0)

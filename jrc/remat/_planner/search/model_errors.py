@@ -48,7 +48,7 @@ class ModelErrors:
         alike = np.array([[_alike(a.family, b.family) for b in options] for a in options])
         near = np.exp(-np.hypot(by_size, by_cost))
         covariance = sizes.of_all**2 + alike * (sizes.of_family**2 + sizes.of_option**2 * near)
-        # The program with regions in chunks is another one; nearer to it are others in chunks.
+        # Other chunks make another program. Two that both have chunks have more in common.
         programs = {each.chunks: None for each in options}
         number = np.array([list(programs).index(each.chunks) for each in options])
         in_chunks = np.array([bool(each.chunks) for each in options])
