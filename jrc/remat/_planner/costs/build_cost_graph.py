@@ -100,7 +100,7 @@ def build_cost_graph(
             node = dataclasses.replace(node, early_bytes=early, early_again_bytes=again)
         if not in_loop and is_lookup(program, eqns[p]):
             held = unit.of_bytes(compiler.held_table_bytes(eqns[p].invars[0].aval))
-            node = dataclasses.replace(node, cost=node.cost + held, held_cost=held)
+            node = dataclasses.replace(node, cost=node.cost + held, table_cost=held)
         nodes.append(node)
     sizes = tuple(compiler.array_bytes(v.aval) for v in made)
     late = memory_model.values_read_late(nodes, fused)

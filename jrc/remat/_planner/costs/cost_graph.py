@@ -20,7 +20,7 @@ class CostNode:
         reads: Its operands, but for inputs of the program.
         derivative_reads: Those of both that its derivative reads.
         cost: What one run in a region costs, in the graph's unit.
-        held_cost: How much of that is for a table that the region holds.
+        table_cost: How much of that is for a table that the region holds.
         inner_bytes: Bytes of residuals of programs inside, which have no name outside; 0 if there
             are none, `None` if it may only be part of a region.
         inner_cost: What it costs to save them.
@@ -46,7 +46,7 @@ class CostNode:
     reads: tuple[int, ...] = ()
     derivative_reads: frozenset[int] = frozenset()
     cost: int = 0
-    held_cost: int = 0
+    table_cost: int = 0
     inner_bytes: int | None = None
     inner_cost: int = 0
     active: bool = False
@@ -73,7 +73,7 @@ class CostNode:
     @property
     def forward_cost(self) -> int:
         """What its run in the forward pass costs."""
-        return self.cost - self.held_cost
+        return self.cost - self.table_cost
 
     @property
     def may_stand_outside(self) -> bool:

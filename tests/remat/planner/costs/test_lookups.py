@@ -110,7 +110,7 @@ def test_a_table_of_gigabytes_changes_neither_the_forward_cost_nor_more_than_wha
     found = [problem_on("tpu", plain, rows=rows) for rows in (20_000, 5_000_000, 50_000_000)]
     graphs = [graph for problem in found for graph in problem.graphs.values()]
     forward = [graph.cost for graph in graphs]
-    held = [max(node.held_cost for node in graph.nodes) for graph in graphs]
+    held = [max(node.table_cost for node in graph.nodes) for graph in graphs]
     assert forward[0] == forward[1] == forward[2]
     assert 0 < held[0] < held[1] == held[2]
     assert len(found[0].manual) == len(found[2].manual)
