@@ -4,8 +4,8 @@
 >>> args = {"w": jnp.ones(3), "step": 4}, "train"
 >>> loss = lambda tree, mode: jnp.sum(tree["w"]) * tree["step"]
 >>> arguments = arguments_of(loss, args, 0, numbers=True)
->>> arguments.perturbed, arguments.arrays, arguments.filled(["the step", "the weights"])
-((1,), (0, 1), ({'step': 'the step', 'w': 'the weights'}, 'train'))
+>>> arguments.perturbed, arguments.arrays, arguments.inputs, arguments.filled(["the weights"])
+((1,), (0, 1), (1,), ({'step': 4, 'w': 'the weights'}, 'train'))
 """
 
 import dataclasses
@@ -38,9 +38,11 @@ class Arguments:
     """The leaves of a function's arguments.
 
     Attributes:
-        leaves: All leaves; arrays are JAX arrays or `jax.ShapeDtypeStruct`s.
+        leaves: All leaves; inputs are JAX arrays or `jax.ShapeDtypeStruct`s.
         treedef: The tree of the arguments.
         arrays: Indices of the leaves that are inputs of the function's program.
+        inputs: Indices of those that are inputs of what is compiled: where the arguments are not
+            plain, numbers of Python are constants in it, as under `equinox.filter_jit`.
         perturbed: Indices of those that are differentiated, in the order of `argnums`.
         argnums: The arguments that are differentiated, by position.
         are_plain: Whether `jax.jit` and `jax.value_and_grad` take the arguments as they are: all
@@ -52,6 +54,7 @@ class Arguments:
     leaves: tuple[Any, ...]
     treedef: Any
     arrays: tuple[int, ...]
+    inputs: tuple[int, ...]
     perturbed: tuple[int, ...]
     argnums: int | tuple[int, ...]
     are_plain: bool
@@ -67,10 +70,10 @@ class Arguments:
 
         Args:
             values: One value for each index.
-            indices: Indices of leaves; by default those of all arrays.
+            indices: Indices of leaves; by default those of all inputs.
         """
         new = list(self.leaves)
-        for i, x in zip(self.arrays if indices is None else indices, values, strict=True):
+        for i, x in zip(self.inputs if indices is None else indices, values, strict=True):
             new[i] = x
         return self.treedef.unflatten(new)
 
@@ -80,17 +83,17 @@ class Arguments:
 
     def _differentiated(self) -> Any:
         """Return the arguments that are differentiated, as `argnums` names them."""
-        tree, chosen = self.filled(self.of(self.arrays)), self.argnums
+        tree, chosen = self.filled(self.of(self.inputs)), self.argnums
         return tree[chosen] if isinstance(chosen, int) else tuple(tree[n] for n in chosen)
 
     def gradient(self, fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-        """Return the value and gradients of a function, as a function of all arrays.
+        """Return the value and gradients of a function, as a function of all inputs.
 
         The gradients are those with respect to the perturbed leaves.
         """
 
-        def run(*arrays: Any) -> Any:
-            values = dict(zip(self.arrays, arrays, strict=True))
+        def run(*inputs: Any) -> Any:
+            values = dict(zip(self.inputs, inputs, strict=True))
 
             def loss(perturbed: Sequence[Any]) -> tuple[Any, list[Any]]:
                 new = values | dict(zip(self.perturbed, perturbed, strict=True))
@@ -104,13 +107,13 @@ class Arguments:
 
     def concrete(self) -> list[Any]:
         """Return arguments for what `staged` compiles."""
-        arrays = self.of(self.arrays)
-        return list(self.filled(arrays)) if self.are_plain else arrays
+        inputs = self.of(self.inputs)
+        return list(self.filled(inputs)) if self.are_plain else inputs
 
     @property
     def platform(self) -> str:
         """The platform that the program is compiled for: `"cpu"`, `"gpu"`, `"tpu"`."""
-        return device_of(self.of(self.arrays)).platform
+        return device_of(self.of(self.inputs)).platform
 
     def lowered(self, fn: Callable[..., Any], has_aux: bool) -> jax.stages.Lowered:
         """Lower value and gradients for compilation, as `staged` has them."""
@@ -128,7 +131,7 @@ class Arguments:
                 return self._staged_by_value_and_grad(fn, has_aux)
         except _NotAnArrayError:
             pass
-        return jax.jit(self.gradient(fn, has_aux)).trace(*self.of(self.arrays))
+        return jax.jit(self.gradient(fn, has_aux)).trace(*self.of(self.inputs))
 
     def _staged_by_value_and_grad(self, fn: Callable[..., Any], has_aux: bool) -> jax.stages.Traced:
         @named_like(fn)
@@ -140,7 +143,7 @@ class Arguments:
             return out
 
         gradient = jax.value_and_grad(loss, self.argnums, has_aux)
-        return jax.jit(gradient).trace(*self.filled(self.of(self.arrays)))
+        return jax.jit(gradient).trace(*self.filled(self.of(self.inputs)))
 
 
 class _NotAnArrayError(Exception):
@@ -160,6 +163,10 @@ def arguments_of(
     differentiated; other leaves are passed to the function as they are. Numbers whose values the
     function needs are passed too, whatever else is said of them; see `settled`.
 
+    A float is differentiated only if `jax.grad` takes the arguments as they are, or if there is no
+    array to differentiate. A module with functions, flags or text among its leaves is for
+    `equinox.filter_grad`, for which a float is no parameter.
+
     Args:
         fn: The function.
         args: Its positional arguments.
@@ -175,6 +182,7 @@ def arguments_of(
     def traceable(path: Sequence[Any], leaf: Any) -> bool:
         return numbers or (path[0].idx in chosen and _is_differentiable(leaf))
 
+    given = jax.tree.leaves(args)
     args, _ = settled(fn, args, {}, traceable)
     paths, treedef = jax.tree_util.tree_flatten_with_path(args)
     leaves = [leaf for _, leaf in paths]
@@ -188,17 +196,23 @@ def arguments_of(
             f"arguments {chosen} of `{name_of(fn)}` have none. Pass argnums=, the positions to "
             "differentiate."
         )
-    arrays = tuple(i for i, x in enumerate(leaves) if is_input(x))
-    for i in arrays:
-        leaves[i] = leaves[i] if is_traced(leaves[i]) else aval_of(leaves[i])
+    inputs = arrays = tuple(i for i, x in enumerate(leaves) if is_input(x))
     differentiated = [path for path, _ in paths if path[0].idx in chosen]
+    are_plain = len(arrays) == len(leaves) and len(differentiated) == len(perturbed)
+    if not are_plain and any(is_input(given[i]) for i in perturbed):
+        inputs = tuple(i for i in arrays if is_input(given[i]))
+        perturbed = tuple(i for i in perturbed if i in inputs)
+        leaves = [x if i in inputs else given[i] for i, x in enumerate(leaves)]
+    for i in inputs:
+        leaves[i] = leaves[i] if is_traced(leaves[i]) else aval_of(leaves[i])
     return Arguments(
         leaves=tuple(leaves),
         treedef=treedef,
         arrays=arrays,
+        inputs=inputs,
         perturbed=perturbed,
         argnums=chosen if isinstance(argnums, Sequence) else chosen[0],
-        are_plain=len(arrays) == len(leaves) and len(differentiated) == len(perturbed),
+        are_plain=are_plain,
         name=name,
         is_wrapped=inspect.unwrap(fn) is not fn,
     )

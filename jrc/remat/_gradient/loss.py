@@ -163,7 +163,7 @@ def loss_of(
     """
     arguments = arguments_of(fn, args, argnums)
     perturbed = arguments.of(arguments.perturbed)
-    others = [i for i in arguments.arrays if i not in arguments.perturbed]
+    others = [i for i in arguments.inputs if i not in arguments.perturbed]
     order = [*arguments.perturbed, *others]
 
     def flat(*arrays: Any) -> list[Any]:

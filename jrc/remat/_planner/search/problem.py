@@ -166,7 +166,7 @@ class Problem:
             traced.plain, [v.aval for v in traced.opened.jaxpr.invars], at
         )
         platform = request.platform or arguments.platform
-        parts = most_parts(arguments.of(arguments.arrays), program)
+        parts = most_parts(arguments.of(arguments.inputs), program)
         compiler = compiler_on(platform)
         if parts > 1 or is_in_parts(program):
             compiler = compiler.without_order()
@@ -367,7 +367,7 @@ def _unit(request: Request, device: Device | None, compiler: Compiler) -> CostUn
 
 
 def _chip(request: Request, arguments: Arguments) -> Chip | None:
-    device = device_of(arguments.of(arguments.arrays))
+    device = device_of(arguments.of(arguments.inputs))
     return chip_named(request.target) or chip_of_device(device)
 
 

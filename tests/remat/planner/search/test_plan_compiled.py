@@ -57,6 +57,36 @@ def test_other_leaves_and_results_are_compiled_too(more):
     assert plan.verified.peak_bytes > 0
 
 
+@pytest.mark.parametrize(
+    "more", [{"rate": 0.5}, {"rate": 0.5, "run": jnp.sin}, {"rate": 0.5, "train": True}]
+)
+def test_numbers_of_a_module_are_constants(more):
+    """As under `equinox.filter_grad`; what `jax.grad` takes as it is differentiates them."""
+
+    def fn(module, x):
+        for w in module["layers"]:
+            x = jnp.tanh(x @ w) * module["rate"]
+        return jnp.sum(module.get("run", jnp.sin)(x))
+
+    def run(*arrays):
+        x = arrays[-1]
+        bound = lambda layers: (fn({"layers": layers} | more, x), [])  # noqa: E731
+        return jax.value_and_grad(bound, has_aux=True)(list(arrays[:-1]))
+
+    args = {"layers": [W, W]} | more, X
+    problem = problem_of(fn, args, 0, False)
+    lowered = [problem.gradient.lower(each.whole).lowered for each in problem.options]
+    texts = {each.as_text() for each in lowered}
+    if len(more) == 1:
+        own = jax.jit(jax.value_and_grad(fn)).lower(*args)
+        results = [jax.tree.leaves(each.out_info) for each in lowered]
+        assert {len(each) for each in results} == {4}
+    else:
+        own = jax.jit(run).lower(W, W, X)
+    assert own.as_text() in texts
+    assert jrc.explain(fn, *args).memory.arguments == (260 if len(more) == 1 else 256)
+
+
 def test_an_error_of_the_compiler_tells_what_it_was_compiling(monkeypatch):
     def fails(lowered, platform=None):
         raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure")
