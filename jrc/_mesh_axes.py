@@ -53,6 +53,11 @@ def check_mesh_axes(mesh: Any, names: tuple[str, ...]) -> None:
             f"mesh must be a jax.sharding.Mesh or None, got {type(mesh).__name__}. "
             f"Write jax.sharding.Mesh(devices, ({names[0]!r},))."
         )
+    if AxisType.Manual in mesh.axis_types:
+        raise ValueError(
+            "mesh must have automatic or explicit axes, got axis_types="
+            f"{mesh.axis_types}. Manual ones are made by jax.shard_map: leave axis_types out."
+        )
     for name in names:
         if name not in mesh.axis_names:
             raise ValueError(

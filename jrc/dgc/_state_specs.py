@@ -72,9 +72,13 @@ def state_specs(state: PyTree, axis: str, params: PyTree, specs: PyTree) -> PyTr
     """
     treedef = jax.tree.structure(state)
     layouts = treedef.flatten_up_to(_layouts(state))
-    mirrors = mirrored(state, params, specs)
-    pairs = zip(layouts, mirrors, strict=True)
-    return treedef.unflatten([_spec(layout, mirror, axis) for layout, mirror in pairs])
+    # Joined arrays have another shape than the parameter that they surely belong to.
+    both = zip(mirrored(state, params, specs), mirrored(state, None, specs), strict=True)
+    found = [
+        _spec(layout, by_name if layout == "joined" else by_shape, axis)
+        for layout, (by_shape, by_name) in zip(layouts, both, strict=True)
+    ]
+    return treedef.unflatten(found)
 
 
 _LAYOUTS = {"u": "rows", "v": "rows", "acc_grads": "joined"}

@@ -197,7 +197,7 @@ DENSE: dict[str, Quantizer | None] = {"4bit": PowersOfTwo(), "f32": None}
 
 def _mean_of(sizes: Array, chosen: Array) -> Array:
     total = jnp.where(chosen, sizes, 0.0).sum(-1, keepdims=True)
-    return total / jnp.maximum(chosen.sum(-1, keepdims=True), 1)
+    return total / jnp.maximum(chosen.sum(-1, keepdims=True), 1).astype(total.dtype)
 
 
 def _signed(values: Array, sizes: Array, bits: int) -> Array:

@@ -97,6 +97,8 @@ class Budgeted:
 
     def __call__(self, way: Synchronisation, state: TrainState, batch: PyTree) -> Programs:
         """Return the steps whose plan is for these arguments."""
+        unplanned = self._build(self._loss_fn)
+        state, batch = unplanned.shapes(state, batch)
         leaves, treedef = jax.tree.flatten((state, batch))
         avals = map(aval_of, leaves)
         key = treedef, tuple((x.shape, str(x.dtype), x.weak_type, spec_of(x)) for x in avals)
@@ -110,7 +112,7 @@ class Budgeted:
                 platform=device.platform,
                 respect_checkpoints=asked.respect_checkpoints,
                 copy_bandwidth=copy_bandwidth_of(asked.offload, None, leaves),
-                placed=self._build(self._loss_fn).placed_inside(state, batch),
+                placed=unplanned.placed_inside(state, batch),
                 target=_target(device),
                 compilations=asked.compilations,
                 minimize=asked.minimize,

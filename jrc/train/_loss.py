@@ -163,6 +163,8 @@ def result_of(out: Any, model_state: PyTree, name: str) -> Result:
         loss, rest = _pair_of(out, name, stateful=True)
         new_state, aux = _pair_of(rest, name, stateful=True)
         _check_model_state(model_state, new_state, name)
+        # A module may return another container with the same leaves: a dict for a FrozenDict.
+        new_state = jax.tree.structure(model_state).unflatten(jax.tree.leaves(new_state))
     _check_aux(aux, name)
     return Result(_checked_loss(loss, name), new_state, aux)
 
@@ -238,4 +240,4 @@ def _checked_loss(loss: Any, name: str) -> Scalar:
             "loss_fn must return a floating scalar, the mean over the batch, got "
             f"{kind_of(loss)} from `{name}`. Take its mean, and return other values as (loss, aux)."
         )
-    return loss
+    return jnp.asarray(loss)

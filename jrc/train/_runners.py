@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jrc._layout import Layout, placed
-from jrc._specs import axes_of
+from jrc._layout import Layout, placed, same_types
+from jrc._specs import axes_of, spec_of
+from jrc._targets import is_compile_only
 from jrc._typing import Array, PyTree
 from jrc.train._replica import StepInfo
 from jrc.train._state import TrainState
@@ -35,6 +36,7 @@ class Programs:
         self.layout, self.via = layout, via
         self._body, self._donated = body, (0,) if donate else ()
         self._known: dict[Any, Callable[..., Any]] = {}
+        self._splits: dict[Any, list[PartitionSpec]] = {}
 
     @property
     def is_split(self) -> bool:
@@ -51,13 +53,71 @@ class Programs:
         """Set the mesh of the step, so that a loss function may name its axes."""
         if not self.places_batches:
             return outside_of_meshes()
-        return jax.sharding.use_abstract_mesh(self.layout.mesh.abstract_mesh)
+        mesh = self.layout.mesh
+        if self.layout.is_explicit and not is_compile_only(mesh.devices.flat[0]):
+            try:  # what is made of shapes alone, as optax.MultiSteps does, keeps its split
+                return jax.set_mesh(mesh)
+            except ValueError:
+                pass  # inside of jax.jit only an abstract one can be set
+        return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+    def with_splits(self, state: TrainState, needed: bool) -> TrainState:
+        """Return a traced state as shapes with the shardings of its arrays; any other as it is.
+
+        Types of traced arrays name explicit axes alone. How arrays lie over automatic ones is known
+        of a state of the same form that was not traced.
+
+        Args:
+            state: The state.
+            needed: Whether it must be known. Else a traced state comes back as it is where XLA
+                splits a whole step, which then keeps no shardings.
+
+        Raises:
+            ValueError: If it must be known and is not.
+        """
+        if not self.is_split:
+            return state
+        leaves, treedef = jax.tree.flatten(state)
+        form = form_of(state)
+        if not any(isinstance(x, jax.core.Tracer) for x in leaves):
+            self._splits[form] = [spec_of(x) for x in leaves]
+            return state
+        specs = self._splits.get(form)
+        if specs is None and set(self.layout.mesh.axis_types) == {AxisType.Explicit}:
+            specs = [spec_of(x) for x in leaves]
+        if specs is None:
+            if self.via == "jit" and not needed:
+                return state
+            raise ValueError(
+                "a step of split arrays must know how they are split, got a traced state, whose "
+                "types do not tell for automatic mesh axes. Call step.lower(state, batch) once "
+                "outside of jax.jit, with arrays or with shapes that have shardings."
+            )
+        shapes = [_shape_of(x, NamedSharding(self.layout.mesh, spec))
+                  for x, spec in zip(leaves, specs, strict=True)]  # fmt: skip
+        return treedef.unflatten(shapes)
+
+    def shapes(self, state: TrainState, batch: PyTree) -> tuple[TrainState, PyTree]:
+        """Return state and batch with shapes in the place of traced arrays."""
+
+        def shape(x: Any) -> Any:
+            return _shape_of(x, None) if isinstance(x, jax.core.Tracer) else x
+
+        if not self.places_batches:
+            return jax.tree.map(shape, (state, batch))
+        placed_batch = jax.tree.map(shape, batch)
+        return jax.tree.map(shape, state), self._placed(placed_batch)
 
     def __call__(
-        self, way: Synchronisation, program: Hashable, state: TrainState, batch: PyTree
+        self,
+        way: Synchronisation,
+        program: Hashable,
+        state: TrainState,
+        batch: PyTree,
+        like: TrainState,
     ) -> tuple[TrainState, StepInfo]:
-        """Do one step."""
-        state, info = self._built(way, program, state)(state, self._placed(batch))
+        """Do one step of a state that is split like another one: itself, unless it is traced."""
+        state, info = self._built(way, program, like)(state, self._placed(batch))
         if not way.reports_rows:
             return state, info
         aux = jax.tree.map(_local_rows, info.aux)
@@ -95,16 +155,19 @@ class Programs:
         return placed_args
 
     def _placed(self, batch: PyTree) -> PyTree:
-        if not self.places_batches:
-            return batch
         layout = self.layout
-        return jax.tree.map(placed, batch, layout.shardings(layout.batch(batch)))
+        if self.places_batches:
+            return jax.tree.map(_placed_leaf, batch, layout.shardings(layout.batch(batch)))
+        if self.via == "pmap":
+            return batch
+        rows = NamedSharding(layout.mesh, PartitionSpec(layout.names))
+        return jax.tree.map(lambda x: placed(x, rows) if _lies_elsewhere(x, rows) else x, batch)
 
     def _built(
         self, way: Synchronisation, program: Hashable, state: TrainState
     ) -> Callable[..., Any]:
         layout, specs = self.layout.of_single_devices(), None
-        if self.is_split:
+        if self.is_split and not isinstance(state.step, jax.core.Tracer):
             layout = self.layout.with_params(state.params)
             specs = way.specs(state, layout)
             layout = dataclasses.replace(layout, state=specs)
@@ -144,6 +207,33 @@ class Programs:
         reports = None if infos.losses == PartitionSpec() else layout.shardings(infos)
         out = layout.shardings(layout.state), reports
         return jax.jit(train_step, donate_argnums=self._donated, out_shardings=out)
+
+
+def form_of(state: TrainState) -> Any:
+    """Return what the arrays of a state have in common with those of the next: structure, types."""
+    leaves, treedef = jax.tree.flatten(state)
+    return treedef, tuple((getattr(x, "shape", None), getattr(x, "dtype", None)) for x in leaves)
+
+
+def _shape_of(x: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
+    aval = jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
+
+
+def _placed_leaf(x: Any, sharding: NamedSharding) -> Any:
+    """Return an array of a batch with this sharding; of a traced one its explicit axes."""
+    is_explicit = AxisType.Explicit in sharding.mesh.axis_types
+    if isinstance(x, jax.core.Tracer) and is_explicit:
+        return jax.sharding.reshard(x, sharding)
+    return placed(x, sharding)
+
+
+def _lies_elsewhere(x: Any, sharding: NamedSharding) -> bool:
+    """Whether an array lies on other devices, or on a mesh with axes of other types."""
+    if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array) or not x.committed:
+        return False
+    devices = x.sharding.device_set == sharding.device_set
+    return not (devices and same_types(x.sharding, sharding))
 
 
 def outside_of_meshes() -> Any:

@@ -77,11 +77,12 @@ class TrainStep:
             The new state, and the report of the step.
         """
         with outside_of_meshes():
-            way = self._preflight.check(state, batch)
+            like = self._programs.with_splits(state, needed=self._budgeted is not None)
+            way = self._preflight.check(like, batch)
         program = way.program(functools.partial(self._number_of, state.step))
         with self._programs.mesh():
-            programs = self._planned(way, state, batch)
-            state, info = programs(way, program, state, batch)
+            programs = self._planned(way, like, batch)
+            state, info = programs(way, program, state, batch, like)
         self._calls += 1
         # Kept to know it again; a tracer would leak.
         self._last = None if isinstance(state.step, jax.core.Tracer) else state.step
@@ -161,6 +162,7 @@ class TrainStep:
                 "via must be one that makes a single program, got via='pmap'. Use via='shard_map'."
             )
         with public("jrc.make_train_step"), outside_of_meshes():
+            state = self._programs.with_splits(state, needed=False)
             way = self._preflight.check(state, batch, runs=False)
         if unknown := sorted(options.keys() - set(way.options)):
             raise TypeError(

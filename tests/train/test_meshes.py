@@ -345,4 +345,35 @@ def test_multi_steps_around_compression_gets_the_specs():
     step = jrc.make_train_step(loss_fn, tx, mesh=mesh, axis_name="replica")
     for batch in batches(4):
         state, info = step(state, batch)
+        assert state.opt_state.acc_grads["a"].sharding.spec == P(("replica", "fsdp"), "model")
     assert int(state.opt_state.gradient_step) == 2 and np.isfinite(info.loss)
+
+
+@pytest.mark.parametrize("outer", [None, jrc.DiLoCo(2)])
+def test_multi_steps_on_explicit_axes(outer):
+    mesh = mesh_of(2, 2, 2, kind=EXPLICIT)
+    run = {"mesh": mesh, "axis_name": "replica", "outer": outer}
+    tx = optax.MultiSteps(optax.adam(0.01), 2)
+    state = jrc.init_state(placed(some_params(), mesh, SPECS), tx, jax.random.key(0), **run)
+    step = jrc.make_train_step(loss_fn, tx, **run)
+    losses = []
+    for batch in [next(batches())] * 4:
+        state, info = step(state, batch)
+        losses.append(float(np.mean(info.loss if outer is None else info.losses)))
+    assert losses[0] == losses[1] > losses[2]
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_a_batch_from_elsewhere_is_placed(kind):
+    """On one device, or on the mesh of `jax.set_mesh` with other types of axes."""
+    tx, (batch,) = optax.sgd(0.1), batches(1)
+    plain = lambda params, batch, key: jnp.mean((batch[0] @ params["a"]) ** 2)  # noqa: E731
+    params = {"a": some_params()["a"]}
+    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(kind,))):
+        state = jrc.init_state(params, tx, jax.random.key(0))
+        step = jrc.make_train_step(plain, tx, donate=False)
+        wanted = float(step(state, batch)[1].loss)
+        here = jax.tree.map(jnp.asarray, batch)
+        assert float(step(state, here)[1].loss) == pytest.approx(wanted, rel=1e-6)
+    alone = jax.device_put(batch, jax.devices()[3])
+    assert float(step(state, alone)[1].loss) == pytest.approx(wanted, rel=1e-6)

@@ -175,3 +175,20 @@ def test_the_guide_has_the_table():
     text = GUIDE.read_text()
     assert not [name for name in (*WRAPPERS, *REFUSED) if f"`{name}`" not in text]
     assert not [name for name in public_wrappers() if name not in {**WRAPPERS, **REFUSED}]
+
+
+@pytest.mark.parametrize("rate", [0.05, jnp.float32(0.05)])
+def test_a_hyperparameter_is_set_on_each_replica(rate):
+    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    fn = lambda p, b, k: jnp.mean((b * p["w"]) ** 2)  # noqa: E731
+    step = jrc.make_train_step(fn, tx, outer=DENSE)
+    state = jrc.init_state({"w": jnp.ones(())}, tx, jax.random.key(0), outer=DENSE)
+    rates = state.opt_state.local.opt_state.hyperparams
+    rates["learning_rate"] = rate
+    with pytest.raises(
+        ValueError, match=r"local/.*learning_rate'.* Write jnp\.full\(\(8,\), value"
+    ):
+        step(state, np.ones(8, np.float32))
+    rates["learning_rate"] = jnp.full((8,), rate)
+    state, _ = step(state, np.ones(8, np.float32))
+    np.testing.assert_allclose(state.opt_state.local.params["w"], 1 - 2 * 0.05, rtol=1e-6)

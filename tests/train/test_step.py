@@ -1,5 +1,6 @@
 """The train step: every way to run it, what it exchanges, what it reports."""
 
+import collections
 import dataclasses
 import functools
 from typing import Any
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.core import FrozenDict
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -293,7 +295,40 @@ def test_steps_in_a_loop_are_steps_one_by_one(via):
     assert close([info.loss for info in infos], list(found.loss), 1e-6)
 
 
+def test_the_norm_of_complex_gradients():
+    def loss(params, batch, key):
+        return jnp.mean(jnp.abs(batch * params["z"] - 1j) ** 2)
+
+    params, ones = {"z": jnp.ones((), jnp.complex64)}, np.ones(8, np.float32)
+    state = jrc.init_state(params, optax.sgd(0.1), jax.random.key(0), mesh=mesh())
+    _, info = jrc.make_train_step(loss, optax.sgd(0.1), mesh=mesh())(state, ones)
+    grads = jax.grad(loss)(params, ones, None)
+    assert float(info.grad_norm) == pytest.approx(float(optax.tree.norm(grads)), rel=1e-6)
+
+
+@pytest.mark.parametrize("new", [dict, collections.OrderedDict, lambda s: {**s, "none": None}])
+def test_a_model_state_may_come_back_in_another_container(new):
+    old = FrozenDict({"a": jnp.zeros(2), "b": jnp.ones(())})
+    fn = lambda p, s, b, k: (jnp.mean((b * p["w"]) ** 2), (new(s), None))  # noqa: E731
+    tx, params = optax.sgd(0.1), {"w": jnp.ones(())}
+    state = jrc.init_state(params, tx, jax.random.key(0), model_state=old, mesh=mesh())
+    state, _ = jrc.make_train_step(fn, tx, mesh=mesh())(state, np.ones(8, np.float32))
+    assert jax.tree.structure(state.model_state) == jax.tree.structure(old)
+
+
+def test_a_loss_that_is_a_number():
+    tx = optax.sgd(0.1)
+    state = jrc.init_state({"w": jnp.ones(3)}, tx, jax.random.key(0), mesh=mesh())
+    step = jrc.make_train_step(lambda p, b, k: 1.5, tx, mesh=mesh())
+    assert float(step(state, np.ones(8))[1].loss) == 1.5
+
+
 def test_errors():
+    manual = jax.make_mesh(
+        (4,), ("data",), axis_types=(AxisType.Manual,), devices=jax.devices()[:4]
+    )
+    with pytest.raises(ValueError, match="mesh must have automatic or explicit axes"):
+        jrc.init_state({}, optax.sgd(0.1), jax.random.key(0), mesh=manual)
     make = functools.partial(jrc.make_train_step, lambda p, b, k: jnp.mean(p["w"]), optax.sgd(0.1))
     with pytest.raises(ValueError, match="one of 'shard_map', 'pmap', 'jit', got 'xmap'"):
         make(via="xmap")

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._layout import Layout, check_whole, same_types
@@ -78,7 +79,13 @@ def check_rows(
     for want, (name, got), spec in zip(*leaves, strict=True):
         if not spec and jnp.shape(got) != want.shape:
             return f"{name!r} is {kind_of(got)} and not of shape {list(want.shape)}"
-        if spec and got.size != want.size * layout.rows:
+        if spec and np.size(got) != want.size * layout.rows:
+            if np.ndim(got) == 0:
+                raise ValueError(
+                    "what differs between replicas must have a row for each of them, got "
+                    f"{kind_of(got)} at {name!r} and {layout.rows} replicas. Write "
+                    f"jnp.full(({layout.rows},), value)."
+                )
             if got.shape[:1] == (layout.rows,):
                 raise ValueError(
                     "state must fit the split of replicas on this mesh, got rows of "

@@ -188,12 +188,13 @@ def _mean_of_rows(rows: Array, valid: Array, like: Array) -> Array:
     wide = rows.astype(sum_dtype(rows.dtype))
     mask = valid.reshape(-1, *(1 for _ in jnp.shape(like)))
     total = jnp.where(mask, wide, 0).sum(0)
-    return (total / jnp.maximum(valid.sum(), 1)).astype(rows.dtype)
+    count = jnp.maximum(valid.sum(), 1).astype(total.dtype)
+    return (total / count).astype(rows.dtype)
 
 
 def _report(headers: Header, before: RoundReport, index: int) -> RoundReport:
     """Return what is known of a round from the headers of all replicas."""
-    steps = jnp.where(headers.valid, headers.steps, 0).sum()
+    steps = jnp.where(headers.valid, headers.steps, 0).sum().astype(jnp.float32)
     mean = lambda sums: jnp.where(headers.valid, sums, 0.0).sum() / steps  # noqa: E731
     kept = jnp.where(headers.valid, headers.kept, 0.0).sum()
     left_out = (~headers.valid).sum().astype(jnp.int32)

@@ -79,4 +79,5 @@ class Replicas:
 
 def norm_of(grads: PyTree) -> Array:
     """Return the L2 norm of a gradient, in float32: squares in half precision overflow."""
-    return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+    sizes = jax.tree.map(lambda g: jnp.abs(g) if jnp.iscomplexobj(g) else g, grads)
+    return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), sizes))
