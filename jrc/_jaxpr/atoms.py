@@ -8,6 +8,7 @@ from jax.extend.core import Literal, Var
 from jax.sharding import NamedSharding
 
 from jrc._specs import axes_of
+from jrc._tree import varying_axes
 
 
 def is_atom(x: Any) -> bool:
@@ -30,8 +31,13 @@ def shape_of(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
-def abstract(atom: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of a variable or a literal, and its split over explicit axes."""
+def abstract(atom: Any) -> Any:
+    """Return the shape and dtype of a variable or a literal, and its split over explicit axes.
+
+    Inside of a `shard_map` it also has the axes that its values vary over.
+    """
+    if varying_axes(atom):
+        return atom.aval.update(weak_type=False)
     sharding = getattr(atom.aval, "sharding", None)
     if not isinstance(sharding, NamedSharding) or not axes_of(sharding.spec):
         sharding = None

@@ -47,7 +47,7 @@ def floating_positions(atoms: Sequence[Any]) -> list[int]:
     return [i for i, x in enumerate(atoms) if is_floating(x.aval)]
 
 
-_FOUND: weakref.WeakKeyDictionary[Jaxpr, dict[int, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
+_FOUND: weakref.WeakKeyDictionary[Jaxpr, dict[Any, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
 
 
 def tangents_of(eqn: JaxprEqn) -> Jaxpr:
@@ -79,11 +79,15 @@ def traced_rule[T](trace: Callable[[JaxprEqn], T], eqn: JaxprEqn) -> T | None:
 
 
 def _once(eqn: JaxprEqn, rule: Any, make: Callable[[JaxprEqn], Any]) -> Any:
-    """What is made of an equation; the same for each with this program and this derivative."""
+    """What is made of an equation; the same for each with this program and this derivative.
+
+    Inside of a `shard_map` it is another one: only there types say over which axes values vary.
+    """
     known = _FOUND.setdefault(inner_program(eqn), {})
-    if id(rule) not in known:
-        known[id(rule)] = rule, make(eqn)
-    return known[id(rule)][1]
+    key = id(rule), jax.sharding.get_abstract_mesh().manual_axes
+    if key not in known:
+        known[key] = rule, make(eqn)
+    return known[key][1]
 
 
 def _tangents_of(eqn: JaxprEqn) -> Jaxpr:

@@ -60,7 +60,6 @@ def execute_decision(program: Program, decision: Stages, in_loop: bool = False) 
     """
     # The backward pass of a loop is a loop of its own. With one region nothing in it is computed
     # twice that XLA could merge, and a barrier would keep operands from being fused.
-    program = _with_loops_in_regions(program, decision)
     has_barrier = not in_loop or len(decision.regions) > 1
     region = functools.partial(recomputed_region, has_barrier=has_barrier)
     # What a step saves is stacked, and the backward pass reads it from there.
@@ -68,8 +67,11 @@ def execute_decision(program: Program, decision: Stages, in_loop: bool = False) 
     equations = [[program.steps[k] for k in stage.equations] for stage in decision.stages]
     before, within = _casts(program, equations)
     offloaded = frozenset(variable_at(program, place) for place in decision.offloaded)
+    as_it_is = program
 
     def run(*inputs: Any) -> list[Any]:
+        # Traced here, inside of the `shard_map` over whose axes values may vary.
+        program = _with_loops_in_regions(as_it_is, decision)
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
         values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
         for n, stage in enumerate(decision.stages):
@@ -139,8 +141,10 @@ def _casts(
     """The casts that run before each stage, or the result, and those that run as part of it.
 
     What one stage alone reads is cast there, so that the cast value need not be saved. What several
-    read is cast once: the derivative of a cast is a sum over devices.
+    read is cast once: the derivative of a cast is a sum over devices. It is cast in the first of
+    them if that makes what is cast.
     """
+    made_in = [frozenset(positions) for positions in stages]
     readers: dict[Any, set[int]] = {}
     for n, positions in enumerate([*stages, []]):
         atoms = [v for p in positions for v in program.reads(p)]
@@ -155,8 +159,9 @@ def _casts(
         for v in program.reads(p):
             readers.setdefault(v, set()).update(readers[eqn.outvars[0]])
         (first, *more) = sorted(readers[eqn.outvars[0]])
-        alone = not more and first < len(stages)
-        (within if alone else before)[first].insert(0, p)
+        makers = {program.producer[program.source(v)] for v in program.reads(p)}
+        is_part = first < len(stages) and (not more or not makers.isdisjoint(made_in[first]))
+        (within if is_part else before)[first].insert(0, p)
     return before, within
 
 
