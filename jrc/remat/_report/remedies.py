@@ -69,6 +69,15 @@ def _expected(report: ReportData) -> list[Remedy]:
             "values are saved for the backward pass: jrc.plan(fn, *args, budget='60%') recomputes "
             "some",
         )
+        if report.saved_bytes < _LEAST_SHARE * peak:
+            add(
+                "plan",
+                memory.temporaries,
+                "few of the temporaries are values that are saved, as where a whole loss or a "
+                "library recomputes: jrc.plan(fn, *args, budget='60%') may cut it otherwise, and "
+                "try_remedies=True compiles that",
+                _LARGE_SHARE,
+            )
     elif memory.aliased or report.donatable:  # a step: its state has the types of its results
         add(
             "loss",

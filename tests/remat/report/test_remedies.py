@@ -180,3 +180,20 @@ def test_other_functions_that_are_lowered_by_themselves():
             return x + 1
 
     assert jrc.explain(Traced(), X, argnums=None).flops == X.size
+
+
+def test_a_plan_is_named_where_the_loss_itself_recomputes_all():
+    """Few bytes are saved, and all temporaries are those of the backward pass."""
+
+    def loss(w, x):
+        for _ in range(6):
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x**2)
+
+    args = jnp.ones((32, 32)) / 32, jnp.ones((4096, 32))
+    report = jrc.explain(jax.checkpoint(loss), *args)
+    assert report.saved_bytes < 0.2 * report.memory.temporaries
+    (named,) = (each for each in report.remedies if each.kind == "plan")
+    assert named.bytes == report.memory.temporaries and not named.is_compiled
+    plan = jrc.plan(jax.checkpoint(loss), *args, budget="60%")
+    assert plan.verified.peak_bytes <= 0.6 * report.memory.peak
