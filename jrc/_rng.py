@@ -23,11 +23,16 @@ def other_key(leaf: Any) -> Any:
 
 def check_key(key: Any) -> None:
     """Raise unless this is one random key, typed or raw."""
-    raw = getattr(key, "dtype", None) == jnp.uint32 and key.ndim == 1
+    raw = getattr(key, "dtype", None) == jnp.uint32 and key.shape == _raw_shape()
     if not raw and not (is_typed_key(key) and key.shape == ()):
         array = hasattr(key, "dtype")
         arrived = f"{key.dtype}{list(key.shape)}" if array else f"{type(key).__name__} {key!r}"
         raise TypeError(f"key must be one random key, got {arrived}. Write jax.random.key(0).")
+
+
+def _raw_shape() -> tuple[int, ...]:
+    """The shape of a raw key of JAX's default generator: `jax_default_prng_impl` may change it."""
+    return jax.eval_shape(lambda: jax.random.PRNGKey(0)).shape
 
 
 def fold_all(key: Any, *numbers: Any) -> Any:

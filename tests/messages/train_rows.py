@@ -124,6 +124,8 @@ ROWS = [
         "Write jax.random.key(0)"),
     Row(INIT, "several keys", lambda: state(key=jax.random.split(KEY())), Type,
         "key must be one random key", "got key<fry>[2]", "Write jax.random.key(0)"),
+    Row(INIT, "a raw key of another generator", lambda: state(key=jnp.zeros(4, jnp.uint32)), Type,
+        "key must be one random key", "got uint32[4]", "Write jax.random.key(0)"),
     Row(INIT, "an object among parameters", lambda: state({"w": object()}), Type,
         "must be an array", "got object <object", "Bind other values to the loss"),
     Row(INIT, "devices for a mesh", lambda: state(mesh=jax.devices()), Type,
