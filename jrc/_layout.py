@@ -21,7 +21,7 @@ from jrc._errors import listed
 from jrc._mesh_axes import axes_of_run, check_mesh_axes, mesh_over_all
 from jrc._ring import ring_all_reduce_bytes
 from jrc._specs import axes_of, mirrored, number_of_shards, padded, restricted, trimmed
-from jrc._tree import is_typed_key, named_leaves, put
+from jrc._tree import aval_of, is_typed_key, named_leaves, put
 from jrc._typing import PyTree
 
 
@@ -264,8 +264,13 @@ def check_whole(specs: PyTree, axes: Sequence[str], what: str, rule: str, remedy
 
 
 def prescribed(leaf: Any) -> Any:
-    """Return the sharding that a user gave a leaf, `None` if it may be placed anywhere."""
-    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+    """Return the sharding that a user gave a leaf, `None` if it may be placed anywhere.
+
+    Of a tracer it is that over explicit axes.
+    """
+    if isinstance(leaf, jax.core.Tracer):
+        return aval_of(leaf).sharding
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return None
     committed = isinstance(leaf, jax.ShapeDtypeStruct) or leaf.committed
     return leaf.sharding if committed else None

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -163,8 +163,7 @@ def result_of(out: Any, model_state: PyTree, name: str) -> Result:
         loss, rest = _pair_of(out, name, stateful=True)
         new_state, aux = _pair_of(rest, name, stateful=True)
         _check_model_state(model_state, new_state, name)
-        # A module may return another container with the same leaves: a dict for a FrozenDict.
-        new_state = jax.tree.structure(model_state).unflatten(jax.tree.leaves(new_state))
+        new_state = _in_containers_of(model_state, new_state)
     _check_aux(aux, name)
     return Result(_checked_loss(loss, name), new_state, aux)
 
@@ -216,6 +215,24 @@ def _check_model_state(old: PyTree, new: PyTree, name: str) -> None:
             "the new model state must have the leaves, shapes and dtypes of the old one, "
             f"got {change} from `{name}`. Return it like the argument."
         )
+
+
+def _in_containers_of(old: PyTree, new: PyTree) -> PyTree:
+    """Return a model state in the containers of the old one.
+
+    A module may return a dict for another mapping. Nodes of other kinds stay as they are: they may
+    have fields that are no leaves.
+    """
+    strong = lambda x: x if is_array(x) else jnp.asarray(x, jnp.result_type(x))  # noqa: E731
+    new = jax.tree.map(lambda x: strong(x) if is_number(x) else x, new)
+    wanted, found = map(jax.tree.structure, (old, new))
+    nodes = [found]
+    for node in nodes:
+        nodes += node.children()
+    kinds = [data[0] for node in nodes if (data := node.node_data()) is not None]
+    if all(issubclass(kind, Mapping | list | tuple | type(None)) for kind in kinds):
+        return wanted.unflatten(jax.tree.leaves(new))
+    return new
 
 
 def _check_aux(aux: PyTree, name: str) -> None:

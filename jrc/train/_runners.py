@@ -11,8 +11,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jrc._layout import Layout, placed, same_types
-from jrc._specs import axes_of, spec_of
+from jrc._specs import axes_of, restricted, spec_of
 from jrc._targets import is_compile_only
+from jrc._tree import aval_of
 from jrc._typing import Array, PyTree
 from jrc.train._replica import StepInfo
 from jrc.train._state import TrainState
@@ -36,7 +37,7 @@ class Programs:
         self.layout, self.via = layout, via
         self._body, self._donated = body, (0,) if donate else ()
         self._known: dict[Any, Callable[..., Any]] = {}
-        self._splits: dict[Any, list[PartitionSpec]] = {}
+        self._splits: dict[Any, set[tuple[PartitionSpec, ...]]] = {}
 
     @property
     def is_split(self) -> bool:
@@ -80,33 +81,30 @@ class Programs:
         leaves, treedef = jax.tree.flatten(state)
         form = form_of(state)
         if not any(isinstance(x, jax.core.Tracer) for x in leaves):
-            self._splits[form] = [spec_of(x) for x in leaves]
+            if any(getattr(x, "sharding", None) is not None for x in leaves):
+                self._splits.setdefault(form, set()).add(tuple(map(spec_of, leaves)))
             return state
-        specs = self._splits.get(form)
+        seen = self._splits.get(form, set())
+        specs = next(iter(seen)) if len(seen) == 1 else None
         if specs is None and set(self.layout.mesh.axis_types) == {AxisType.Explicit}:
-            specs = [spec_of(x) for x in leaves]
+            specs = tuple(map(spec_of, leaves))
         if specs is None:
             if self.via == "jit" and not needed:
                 return state
             raise ValueError(
                 "a step of split arrays must know how they are split, got a traced state, whose "
-                "types do not tell for automatic mesh axes. Call step.lower(state, batch) once "
-                "outside of jax.jit, with arrays or with shapes that have shardings."
+                f"types do not tell for automatic mesh axes, after {len(seen)} ways to split one. "
+                "Call step.lower(state, batch) once outside of jax.jit, with arrays or with "
+                "shapes that have shardings; make a step for each way."
             )
-        shapes = [_shape_of(x, NamedSharding(self.layout.mesh, spec))
-                  for x, spec in zip(leaves, specs, strict=True)]  # fmt: skip
+        shardings = [NamedSharding(self.layout.mesh, spec) for spec in specs]
+        shapes = map(placed, map(aval_of, leaves), shardings)
         return treedef.unflatten(shapes)
 
     def shapes(self, state: TrainState, batch: PyTree) -> tuple[TrainState, PyTree]:
-        """Return state and batch with shapes in the place of traced arrays."""
-
-        def shape(x: Any) -> Any:
-            return _shape_of(x, None) if isinstance(x, jax.core.Tracer) else x
-
-        if not self.places_batches:
-            return jax.tree.map(shape, (state, batch))
-        placed_batch = jax.tree.map(shape, batch)
-        return jax.tree.map(shape, state), self._placed(placed_batch)
+        """Return shapes of state and batch, with the shardings that their arrays will have."""
+        state, batch = jax.tree.map(aval_of, (state, batch))
+        return state, self._placed(batch) if self.places_batches else batch
 
     def __call__(
         self,
@@ -215,17 +213,14 @@ def form_of(state: TrainState) -> Any:
     return treedef, tuple((getattr(x, "shape", None), getattr(x, "dtype", None)) for x in leaves)
 
 
-def _shape_of(x: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
-    aval = jax.typeof(x)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
-
-
 def _placed_leaf(x: Any, sharding: NamedSharding) -> Any:
     """Return an array of a batch with this sharding; of a traced one its explicit axes."""
-    is_explicit = AxisType.Explicit in sharding.mesh.axis_types
-    if isinstance(x, jax.core.Tracer) and is_explicit:
-        return jax.sharding.reshard(x, sharding)
-    return placed(x, sharding)
+    if not isinstance(x, jax.core.Tracer):
+        return placed(x, sharding)
+    mesh = sharding.mesh
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    spec = restricted(sharding.spec, [name for name, kind in kinds if kind is AxisType.Explicit])
+    return jax.sharding.reshard(x, NamedSharding(mesh, spec)) if axes_of(spec) else x
 
 
 def _lies_elsewhere(x: Any, sharding: NamedSharding) -> bool:

@@ -306,7 +306,10 @@ def test_the_norm_of_complex_gradients():
     assert float(info.grad_norm) == pytest.approx(float(optax.tree.norm(grads)), rel=1e-6)
 
 
-@pytest.mark.parametrize("new", [dict, collections.OrderedDict, lambda s: {**s, "none": None}])
+@pytest.mark.parametrize(
+    "new",
+    [dict, collections.OrderedDict, lambda s: {**s, "none": None}, lambda s: {**s, "b": 2.0}],
+)
 def test_a_model_state_may_come_back_in_another_container(new):
     old = FrozenDict({"a": jnp.zeros(2), "b": jnp.ones(())})
     fn = lambda p, s, b, k: (jnp.mean((b * p["w"]) ** 2), (new(s), None))  # noqa: E731
@@ -314,6 +317,23 @@ def test_a_model_state_may_come_back_in_another_container(new):
     state = jrc.init_state(params, tx, jax.random.key(0), model_state=old, mesh=mesh())
     state, _ = jrc.make_train_step(fn, tx, mesh=mesh())(state, np.ones(8, np.float32))
     assert jax.tree.structure(state.model_state) == jax.tree.structure(old)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["a"], meta_fields=["count"])
+@dataclasses.dataclass
+class Counted:
+    a: Any
+    count: int
+
+
+def test_fields_of_a_model_state_that_are_no_leaves_are_not_lost():
+    new = lambda s: Counted(s.a * 2, s.count + 1)  # noqa: E731
+    fn = lambda p, s, b, k: (jnp.mean((b * p["w"]) ** 2), (new(s), None))  # noqa: E731
+    tx, params, on = optax.sgd(0.1), {"w": jnp.ones(())}, Mesh(jax.devices()[:1], ("data",))
+    old = Counted(jnp.ones(()), 0)
+    state = jrc.init_state(params, tx, jax.random.key(0), model_state=old, mesh=on)
+    state, _ = jrc.make_train_step(fn, tx, mesh=on, via="jit")(state, np.ones(8, np.float32))
+    assert state.model_state.count == 1
 
 
 def test_a_loss_that_is_a_number():

@@ -100,3 +100,39 @@ def test_a_budget_of_a_split_state_needs_the_split():
     looped, _ = in_a_loop(step, state)
     assert step.plan is plan
     assert specs_of(looped) == specs_of(state)
+
+
+def test_a_plan_is_made_once_for_traced_and_closed_over_batches():
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AUTO,))
+    specs = {"w": P("fsdp"), "b": P(None, "fsdp")}
+    state, step = start(optax.adam(0.1), mesh, specs, via="jit", memory_budget="1MiB")
+    wanted, _ = step(state, BATCH)
+    plan = step.plan
+    closed, _ = jax.jit(lambda state: step(state, BATCH))(state)
+    traced, _ = jax.jit(step)(state, BATCH)
+    assert step.plan is plan
+    for found in (closed, traced):
+        np.testing.assert_allclose(found.params["w"], wanted.params["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_traced_state_of_two_ways_to_split_is_refused():
+    mesh = jax.make_mesh((2, 4), ("data", "tp"), axis_types=(AUTO, AUTO))
+    state, step = start(optax.adam(0.1), mesh, SPECS)
+    other, _ = start(optax.adam(0.1), mesh, {"w": P("tp"), "b": P()})
+    step(state, BATCH)
+    traced, _ = jax.jit(step)(state, BATCH)
+    assert specs_of(traced) == specs_of(state)
+    step(other, BATCH)
+    with pytest.raises(ValueError, match="after 2 ways to split one"):
+        jax.jit(lambda state: step(state, BATCH))(state)
+
+
+@pytest.mark.parametrize("via", ["shard_map", "jit"])
+@pytest.mark.parametrize("kinds", [(AUTO, EXPLICIT), (EXPLICIT, AUTO)])
+def test_axes_of_two_types(via, kinds):
+    mesh = jax.make_mesh((2, 4), ("data", "tp"), axis_types=kinds)
+    state, step = start(optax.adam(0.1), mesh, SPECS, via=via)
+    wanted, _ = step(state, BATCH)
+    traced, _ = jax.jit(step)(state, BATCH)
+    np.testing.assert_allclose(traced.params["w"], wanted.params["w"], rtol=1e-5, atol=1e-6)
+    assert specs_of(traced.params) == specs_of(wanted.params)

@@ -41,8 +41,9 @@ class Arguments:
         leaves: All leaves; inputs are JAX arrays or `jax.ShapeDtypeStruct`s.
         treedef: The tree of the arguments.
         arrays: Indices of the leaves that are inputs of the function's program.
-        inputs: Indices of those that are inputs of what is compiled: where the arguments are not
-            plain, numbers of Python are constants in it, as under `equinox.filter_jit`.
+        inputs: Indices of those that are inputs of what is compiled: numbers of Python in an
+            argument that JAX's transforms do not take are constants in it, as under
+            `equinox.filter_jit`.
         perturbed: Indices of those that are differentiated, in the order of `argnums`.
         argnums: The arguments that are differentiated, by position.
         are_plain: Whether `jax.jit` and `jax.value_and_grad` take the arguments as they are: all
@@ -163,9 +164,9 @@ def arguments_of(
     differentiated; other leaves are passed to the function as they are. Numbers whose values the
     function needs are passed too, whatever else is said of them; see `settled`.
 
-    A float is differentiated only if `jax.grad` takes the arguments as they are, or if there is no
-    array to differentiate. A module with functions, flags or text among its leaves is for
-    `equinox.filter_grad`, for which a float is no parameter.
+    A float is not differentiated in an argument with functions, flags or text among its leaves,
+    which `jax.grad` does not take: such a module is for `equinox.filter_grad`, for which a float
+    is no parameter. It is where nothing else is differentiated.
 
     Args:
         fn: The function.
@@ -199,8 +200,14 @@ def arguments_of(
     inputs = arrays = tuple(i for i, x in enumerate(leaves) if is_input(x))
     differentiated = [path for path, _ in paths if path[0].idx in chosen]
     are_plain = len(arrays) == len(leaves) and len(differentiated) == len(perturbed)
-    if not are_plain and any(is_input(given[i]) for i in perturbed):
-        inputs = tuple(i for i in arrays if is_input(given[i]))
+    refused = {
+        path[0].idx
+        for (path, _), leaf in zip(paths, leaves, strict=True)
+        if not is_input(leaf) or (path[0].idx in chosen and not is_floating(leaf))
+    }
+    constant = {i for i in arrays if not is_input(given[i]) and paths[i][0][0].idx in refused}
+    if constant and not constant.issuperset(perturbed):
+        inputs = tuple(i for i in arrays if i not in constant)
         perturbed = tuple(i for i in perturbed if i in inputs)
         leaves = [x if i in inputs else given[i] for i, x in enumerate(leaves)]
     for i in inputs:

@@ -11,6 +11,7 @@ from flax import nnx
 
 import jrc
 from jrc.remat import memory_needed
+from jrc.remat._gradient.compiled_memory import memory_of
 from tests.remat.measure import (
     largest_error,
 )
@@ -169,6 +170,22 @@ def test_a_module_with_numbers_that_python_reads(rate):
     assert 0 < found.plain < found.recomputed
     p["rate"] = 0.0
     assert largest_error(by_hand(plan.apply(stretched)), by_hand(stretched)) < 1e-6
+
+
+def test_a_number_that_is_differentiated_beside_a_text():
+    """The text is another argument: `jax.grad` takes the number."""
+
+    def fn(ws, rate, x, mode):
+        return layers(ws, x) * rate
+
+    args = WS, 0.5, jnp.tile(X, (64, 1)), "train"
+    plan = jrc.plan(fn, *args, argnums=(0, 1), budget=0.5)
+    gradient = jax.value_and_grad(plan.apply(fn), (0, 1))
+    compiled = jax.jit(gradient, static_argnums=3).lower(*args).compile()
+    assert plan.verified.peak_bytes == memory_of(compiled).peak
+    report = jrc.explain(fn, *args, argnums=(0, 1))
+    plain = jax.jit(jax.value_and_grad(fn, (0, 1)), static_argnums=3).lower(*args).compile()
+    assert report.memory.peak == memory_of(plain).peak
 
 
 def test_a_number_that_is_the_only_thing_differentiated():
