@@ -80,13 +80,13 @@ class Programs:
             return state
         leaves, treedef = jax.tree.flatten(state)
         form = form_of(state)
-        if not any(isinstance(x, jax.core.Tracer) for x in leaves):
+        if not has_tracers(leaves):
             if any(getattr(x, "sharding", None) is not None for x in leaves):
                 self._splits.setdefault(form, set()).add(tuple(map(spec_of, leaves)))
             return state
         seen = self._splits.get(form, set())
         specs = next(iter(seen)) if len(seen) == 1 else None
-        if specs is None and set(self.layout.mesh.axis_types) == {AxisType.Explicit}:
+        if set(self.layout.mesh.axis_types) == {AxisType.Explicit}:
             specs = tuple(map(spec_of, leaves))
         if specs is None:
             if self.via == "jit" and not needed:
@@ -165,7 +165,7 @@ class Programs:
         self, way: Synchronisation, program: Hashable, state: TrainState
     ) -> Callable[..., Any]:
         layout, specs = self.layout.of_single_devices(), None
-        if self.is_split and not isinstance(state.step, jax.core.Tracer):
+        if self.is_split and not has_tracers(state):
             layout = self.layout.with_params(state.params)
             specs = way.specs(state, layout)
             layout = dataclasses.replace(layout, state=specs)
@@ -205,6 +205,11 @@ class Programs:
         reports = None if infos.losses == PartitionSpec() else layout.shardings(infos)
         out = layout.shardings(layout.state), reports
         return jax.jit(train_step, donate_argnums=self._donated, out_shardings=out)
+
+
+def has_tracers(tree: PyTree) -> bool:
+    """Return whether an array of a tree is traced."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def form_of(state: TrainState) -> Any:

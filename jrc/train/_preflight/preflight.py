@@ -25,7 +25,7 @@ from jrc.train._preflight.state import (
     check_rows,
     check_split,
 )
-from jrc.train._runners import Programs, form_of
+from jrc.train._runners import Programs, form_of, has_tracers
 from jrc.train._state import TrainState
 from jrc.train._synchronisation import Synchronisation, synchronisation_of
 from jrc.train._synchronisation.compressed_chain import check_mixing
@@ -85,7 +85,7 @@ class Preflight:
             self._check_state(way, state)
         if self._via != "pmap":  # pmap copies the state to its devices
             check_devices(state, layout.mesh)
-        if known is None and self._programs.is_split and not _is_traced((state, batch)):
+        if known is None and self._programs.is_split and not has_tracers((state, batch)):
             self._check_program(way, state, batch)
         if runs:
             self._known[form] = way
@@ -126,10 +126,6 @@ class Preflight:
         check_every_axis(text, state, batch, self._layout)
         if self._via != "jit":
             warn_of_lookups(text, state, batch, self._layout)
-
-
-def _is_traced(tree: PyTree) -> bool:
-    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def _without_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
