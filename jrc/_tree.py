@@ -104,6 +104,11 @@ def is_traced(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
 
 
+def has_tracers(tree: Any) -> bool:
+    """Whether an array of a tree is a tracer."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
 def aval_of(leaf: Any) -> jax.ShapeDtypeStruct:
     """Return the abstract value of a leaf: what `jax.jit` traces in its place.
 

@@ -10,7 +10,6 @@ import jax
 from jrc._errors import name_of
 from jrc._specs import spec_of
 from jrc._targets import chip_of_device, is_compile_only
-from jrc._tree import aval_of
 from jrc._typing import PyTree
 from jrc._validate import check_flag, one_of
 from jrc.remat import (
@@ -93,15 +92,14 @@ class Budgeted:
     ) -> None:
         self.plan: Plan | None = None
         self._build, self._loss_fn, self._planning = build, loss_fn, planning
+        self._unplanned = build(loss_fn)
         self._known: dict[Any, tuple[Plan, Programs]] = {}
 
     def __call__(self, way: Synchronisation, state: TrainState, batch: PyTree) -> Programs:
         """Return the steps whose plan is for these arguments."""
-        unplanned = self._build(self._loss_fn)
-        state, batch = unplanned.shapes(state, batch)
+        state, batch = self._unplanned.shapes(state, batch)
         leaves, treedef = jax.tree.flatten((state, batch))
-        avals = map(aval_of, leaves)
-        key = treedef, tuple((x.shape, str(x.dtype), x.weak_type, spec_of(x)) for x in avals)
+        key = treedef, tuple((x.shape, str(x.dtype), x.weak_type, spec_of(x)) for x in leaves)
         if key not in self._known:
             device, asked = device_of(leaves), self._planning
             plan = plan_within(
@@ -112,7 +110,7 @@ class Budgeted:
                 platform=device.platform,
                 respect_checkpoints=asked.respect_checkpoints,
                 copy_bandwidth=copy_bandwidth_of(asked.offload, None, leaves),
-                placed=unplanned.placed_inside(state, batch),
+                placed=self._unplanned.placed_inside(state, batch),
                 target=_target(device),
                 compilations=asked.compilations,
                 minimize=asked.minimize,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jrc._errors import public
-from jrc._tree import aval_of
+from jrc._tree import aval_of, has_tracers
 from jrc._typing import Array, PyTree, Real
 from jrc._validate import check_flag, scalar
 from jrc.dgc import DGCState, EF21State
@@ -103,7 +103,7 @@ def _checked(state: Any) -> list[DGCState]:
 def _program(arrays: PyTree, donate: bool) -> Any:
     """Return the compiled step, whose results lie where the arrays do."""
     leaves, treedef = jax.tree.flatten(arrays)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if has_tracers(leaves):
         return apply_residuals
     return _compiled(treedef, tuple(aval_of(leaf).sharding for leaf in leaves), donate)
 

@@ -96,9 +96,10 @@ def update(
     except Exception as error:
         text = _missing(signatures_of(tx), extra)
         if text is None and "grad" in extra and nodes_of(opt_state, _LINE_SEARCHES):
-            is_of_search = type(error).__name__ != "ShardingTypeError"
-            is_of_search = is_of_search and _is_raised_by_optax(error)
-            text = _search_text(error) if is_of_search else None
+            # A product over a split axis is ambiguous in the search itself; JAX says what to do.
+            is_ambiguous = type(error).__name__ == "ShardingTypeError"
+            is_of_masks = not is_ambiguous and _is_raised_by_optax(error)
+            text = _search_text(error) if is_of_masks else None
         if text is None:
             raise
         raise TypeError(text) from error

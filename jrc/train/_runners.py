@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jrc._layout import Layout, placed, same_types
 from jrc._specs import axes_of, restricted, spec_of
 from jrc._targets import is_compile_only
-from jrc._tree import aval_of
+from jrc._tree import aval_of, has_tracers
 from jrc._typing import Array, PyTree
 from jrc.train._replica import StepInfo
 from jrc.train._state import TrainState
@@ -205,11 +205,6 @@ class Programs:
         reports = None if infos.losses == PartitionSpec() else layout.shardings(infos)
         out = layout.shardings(layout.state), reports
         return jax.jit(train_step, donate_argnums=self._donated, out_shardings=out)
-
-
-def has_tracers(tree: PyTree) -> bool:
-    """Return whether an array of a tree is traced."""
-    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def form_of(state: TrainState) -> Any:

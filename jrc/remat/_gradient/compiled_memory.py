@@ -69,9 +69,10 @@ def device_of(arrays: Iterable[Any]) -> Any:
         arrays: Arrays, or shapes with shardings; where none names a device, it is JAX's first.
     """
     for array in arrays:
-        sharding = None if isinstance(array, jax.core.Tracer) else getattr(array, "sharding", None)
-        if isinstance(array, jax.Array) and not array.committed:
+        is_tracer = isinstance(array, jax.core.Tracer)
+        if is_tracer or (isinstance(array, jax.Array) and not array.committed):
             continue
+        sharding = getattr(array, "sharding", None)
         if isinstance(sharding, jax.sharding.Sharding) and _names_devices(sharding):
             return min(sharding.device_set, key=lambda device: device.id)
     return jax.local_devices()[0]

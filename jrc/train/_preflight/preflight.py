@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jrc._multihost import all_or_none
-from jrc._tree import aval_of, tree_difference
+from jrc._tree import aval_of, has_tracers, tree_difference
 from jrc._typing import PyTree, Transform
 from jrc.dgc._internal import dgc_states, without_axes
 from jrc.outer_optimizers import OuterOptimizer
@@ -25,7 +25,7 @@ from jrc.train._preflight.state import (
     check_rows,
     check_split,
 )
-from jrc.train._runners import Programs, form_of, has_tracers
+from jrc.train._runners import Programs, form_of
 from jrc.train._state import TrainState
 from jrc.train._synchronisation import Synchronisation, synchronisation_of
 from jrc.train._synchronisation.compressed_chain import check_mixing

@@ -67,11 +67,11 @@ def execute_decision(program: Program, decision: Stages, in_loop: bool = False) 
     equations = [[program.steps[k] for k in stage.equations] for stage in decision.stages]
     before, within = _casts(program, equations)
     offloaded = frozenset(variable_at(program, place) for place in decision.offloaded)
-    as_it_is = program
+    unplanned = program
 
     def run(*inputs: Any) -> list[Any]:
         # Traced here, inside of the `shard_map` over whose axes values may vary.
-        program = _with_loops_in_regions(as_it_is, decision)
+        program = _with_loops_in_regions(unplanned, decision)
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
         values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
         for n, stage in enumerate(decision.stages):
