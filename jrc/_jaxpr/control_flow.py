@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
+from jrc._jaxpr.atoms import substitute
 from jrc._jaxpr.equations import inner_programs, policy_in
 from jrc._jaxpr.primitives import facts_of
 
@@ -132,7 +133,11 @@ def with_mapped_program(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> JaxprEqn:
     mapped = _shard_map(eqn, lambda jaxpr: lambda *shards: run(jaxpr)(*shards))
     new = jax.make_jaxpr(mapped)(*(x.aval for x in eqn.invars))
     (made,) = new.eqns
-    return made.replace(invars=eqn.invars, outvars=eqn.outvars)
+    # Constants of the program inside are operands too.
+    atoms = dict(zip(new.invars, eqn.invars, strict=True))
+    constants = zip(new.constvars, new.consts, strict=True)
+    atoms |= {v: Literal(x, v.aval) for v, x in constants}
+    return made.replace(invars=substitute(made.invars, atoms), outvars=eqn.outvars)
 
 
 def in_shard_map[T](eqn: JaxprEqn, visit: Callable[[Jaxpr], T]) -> T:

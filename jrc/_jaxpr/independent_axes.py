@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
+from jrc._jaxpr.array_constants import with_array_constants
 from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.axis_rules import IndependentAxis
 from jrc._jaxpr.control_flow import loop_parts
@@ -59,7 +60,7 @@ def independent_axes(
     if inside is None:
         return facts_of(eqn).axes(eqn)
     # All axes are looked for in the same programs, which remember those of equations inside.
-    programs = functools.cache(lambda jaxpr: Program(inline_all(jaxpr)))
+    programs = functools.cache(lambda jaxpr: Program(with_array_constants(inline_all(jaxpr))))
     found: dict[IndependentAxis, None] = {}
     for i, atom in enumerate(eqn.invars):
         for axis, length in enumerate(shape_of(atom) if is_variable(atom) else ()):

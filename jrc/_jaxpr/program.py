@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from jrc._jaxpr.atoms import variables
@@ -36,10 +38,21 @@ class Program:
         """The equations in program order."""
         return self.jaxpr.eqns
 
+    @property
+    def given(self) -> tuple[Var, ...]:
+        """The inputs, then the constants."""
+        return (*self.jaxpr.invars, *self.jaxpr.constvars)
+
+    @property
+    def constants(self) -> dict[Var, jax.Array]:
+        """The values of the constants."""
+        values = map(jnp.asarray, self.jaxpr.consts)
+        return dict(zip(self.jaxpr.constvars, values, strict=True))
+
     @cached_property
     def producer(self) -> Mapping[Var, int]:
         """The equation that makes each variable; `INPUT` for inputs."""
-        made = {var: INPUT for var in (*self.jaxpr.constvars, *self.jaxpr.invars)}
+        made = {var: INPUT for var in self.given}
         return made | {var: i for i, eqn in enumerate(self.eqns) for var in eqn.outvars}
 
     @cached_property

@@ -21,6 +21,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
+from jrc._jaxpr.array_constants import with_array_constants
 from jrc._jaxpr.atoms import abstract, is_variable, shape_of
 from jrc._jaxpr.axes import is_convolution
 from jrc._jaxpr.axis_rules import IndependentAxis
@@ -317,7 +318,7 @@ def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], share: Fraction) -> Jax
 
     Slices of positions that it counts come first among its inputs.
     """
-    program = Program(inline_all(jaxpr))
+    program = Program(with_array_constants(inline_all(jaxpr)))
     inputs = program.jaxpr.invars
     found = {v: at for v, at in zip(inputs, axes, strict=True) if at is not None}
     slices = sliced(program, found, independent_axes, inputs_alone=True)

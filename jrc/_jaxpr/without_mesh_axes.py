@@ -56,7 +56,9 @@ def _without(jaxpr: Jaxpr, names: frozenset[str]) -> Jaxpr:
     constvars, invars = renewed(jaxpr.constvars), renewed(jaxpr.invars)
     eqns = [_equation(eqn, renewed(eqn.invars), renewed(eqn.outvars), names) for eqn in jaxpr.eqns]
     outvars = renewed(jaxpr.outvars)
-    return jaxpr.replace(constvars=constvars, invars=invars, outvars=outvars, eqns=eqns)
+    return jaxpr.replace(
+        constvars=constvars, consts=jaxpr.consts, invars=invars, outvars=outvars, eqns=eqns
+    )
 
 
 def _equation(

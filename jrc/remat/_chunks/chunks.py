@@ -8,7 +8,7 @@ from jrc.remat._chunks.copies import Copies
 
 Place = tuple[int, int, int]
 """A value that enters a region, and an axis of it: the number of the equation that makes it from 1
-on (0 is the program's inputs), which of its results, and the axis."""
+on (0 is the program's inputs, then its constants), which of its results, and the axis."""
 
 
 @dataclasses.dataclass(frozen=True)

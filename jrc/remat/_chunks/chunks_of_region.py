@@ -58,5 +58,5 @@ def chunks_of(
 
 def _place(program: Program, v: Any) -> tuple[int, int]:
     p = program.producer[v]
-    made = program.jaxpr.invars if p == INPUT else program.eqns[p].outvars
+    made = program.given if p == INPUT else program.eqns[p].outvars
     return p + 1, list(made).index(v)

@@ -126,7 +126,8 @@ class Growth:
         return p != INPUT and self._must_join(p) and p not in self.limits.taken
 
     def _is_wide_input(self, v: Any, axis: int) -> bool:
-        producer = self.program.producer[v]
+        # A cast is the array itself, and stays outside.
+        producer = self.program.producer[self.program.source(v)]
         if producer == INPUT or producer in self.limits.apart:
             return False
         # What is read whole is there in any case.

@@ -30,7 +30,7 @@ def without_casts(program: Program, chunks: Chunks) -> Chunks:
         v = program.source(program.eqns[p - 1].outvars[i])
         p = program.producer[v]
         if p < 0:
-            return 0, list(program.jaxpr.invars).index(v), axis
+            return 0, program.given.index(v), axis
         return number[p] + 1, list(program.eqns[p].outvars).index(v), axis
 
     equations = tuple(number[p] for p in chunks.equations if p in number)
@@ -81,7 +81,7 @@ def _with_casts_of(program: Program, equations: Iterable[int]) -> set[int]:
 def _as_it_is_read(program: Program, cut: Place, inside: Set[int]) -> Iterator[Place]:
     """The values that a region reads of one that is cut: itself, or casts of it."""
     p, i, axis = cut
-    v = (program.eqns[p - 1].outvars if p else program.jaxpr.invars)[i]
+    v = (program.eqns[p - 1].outvars if p else program.given)[i]
     readers = program.consumers.get(v, ())
     if not inside.isdisjoint(readers):
         yield cut

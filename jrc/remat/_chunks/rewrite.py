@@ -105,7 +105,7 @@ def _in_chunks(
 
     def run(*inputs: Any) -> list[Any]:
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
-        values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
+        values |= program.constants
         for step in order:
             if isinstance(step, int):
                 made = runs[step]({v: values[w] for v, w in original.items() if w in values})
@@ -382,4 +382,4 @@ def _order(
 
 
 def _variable(program: Program, p: int, i: int) -> Any:
-    return (program.jaxpr.invars if p == 0 else program.eqns[p - 1].outvars)[i]
+    return (program.given if p == 0 else program.eqns[p - 1].outvars)[i]

@@ -67,7 +67,7 @@ def program_in_chunks(slices: Slices, chunks: int) -> Callable[..., list[Any]]:
 
     def run(*inputs: Any) -> list[Any]:
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
-        values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
+        values |= program.constants
         _run(before, values)
         made = run_in_chunks(slices, chunks, values, looped) if looped else []
         values |= dict(zip(looped, made, strict=True))

@@ -278,7 +278,7 @@ def _always_there(
     written = [p for p in order if not compiler.fuses(program.eqns[p])]
     made = (v for p in written for v in program.eqns[p].outvars)
     tiny = SETTINGS.tiny_share * sum(compiler.array_bytes(v.aval) for v in made)
-    given = set(program.jaxpr.invars).union(program.jaxpr.constvars).difference(carried)
+    given = set(program.given).difference(carried)
     there: set[Any] = set()
     for p in order:
         eqn = program.eqns[p]
@@ -305,5 +305,5 @@ def _with_neighbours(
 def _name(program: Program, var: Any, steps: Mapping[int, int]) -> tuple[int, int]:
     p = program.producer[var]
     if p == INPUT:
-        return p, list(program.jaxpr.invars).index(var)
+        return p, program.given.index(var)
     return steps[p], list(program.eqns[p].outvars).index(var)

@@ -73,7 +73,7 @@ def execute_decision(program: Program, decision: Stages, in_loop: bool = False) 
         # Traced here, inside of the `shard_map` over whose axes values may vary.
         program = _with_loops_in_regions(unplanned, decision)
         values: dict[Any, Any] = dict(zip(program.jaxpr.invars, inputs, strict=True))
-        values |= dict(zip(program.jaxpr.constvars, program.jaxpr.consts, strict=True))
+        values |= program.constants
         for n, stage in enumerate(decision.stages):
             _run_plainly(program, before[n], values)
             positions = sorted(equations[n] + within[n])

@@ -231,6 +231,9 @@ def _equation(program: Program, stage: Construct) -> Any:
 
 
 def variable_at(program: Program, place: Place) -> Any:
-    """Return the variable that a decision calls by its equation and number; -1 is the inputs."""
+    """Return the variable that a decision calls by its equation and number.
+
+    Equation -1 is the inputs, then the constants.
+    """
     k, i = place
-    return (program.jaxpr.invars if k < 0 else program.eqns[program.steps[k]].outvars)[i]
+    return (program.given if k < 0 else program.eqns[program.steps[k]].outvars)[i]
