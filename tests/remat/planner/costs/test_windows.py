@@ -62,7 +62,7 @@ def by_hand(params, x):
 @pytest.mark.slow
 def test_a_budget_that_a_function_fits_as_it_is_written_is_not_refused():
     least = peak_bytes(by_hand, PARAMS, IMAGES)
-    plan = jrc.plan(by_hand, PARAMS, IMAGES, budget=least)
+    plan = jrc.plan(by_hand, PARAMS, IMAGES, budget=least, chunks=False)
     assert plan.verified.peak_bytes <= least
 
 
