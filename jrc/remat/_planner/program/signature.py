@@ -109,7 +109,14 @@ class Signature:
         was = ", ".join(self.equations[a : min(b, a + 3)]) or "nothing"
         now = ", ".join(other.equations[c : min(d, c + 3)]) or "nothing"
         more = f" (and {len(changes) - 1} more places)" if len(changes) > 1 else ""
-        return f"equation {a} was {was}, now it is {now}{more}"
+        text = f"equation {a} was {was}, now it is {now}{more}"
+        changed = [
+            x for _, a, b, c, d in changes for x in (*self.equations[a:b], *other.equations[c:d])
+        ]
+        if all(x.startswith("convert_element_type:") for x in changed):
+            more = "An array such as jnp.log(2.0) has a weak type: jnp.asarray(x, x.dtype) has none"
+            return f"{text}. {more}"
+        return text
 
 
 def _by_name(names: Sequence[str]) -> dict[str, str]:

@@ -151,6 +151,17 @@ def test_a_changed_program_is_refused(fn, args, text):
         plan.apply("layers")
 
 
+def test_an_array_of_a_weak_type_is_named():
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(x @ w[0]) * w[1])
+
+    weights = [WS[0], jnp.log(2.0)]
+    plan = jrc.plan(loss, [WS[0], jax.ShapeDtypeStruct((), jnp.float32)], X, budget=1.0)
+    plan.apply(loss)([WS[0], jnp.asarray(weights[1], jnp.float32)], X)
+    with pytest.raises(ValueError, match=r"jnp\.log\(2\.0\) has a weak type"):
+        plan.apply(loss)(weights, X)
+
+
 def test_a_longer_loop_is_another_program():
     case = CASES["scan without xs"]
     fn = case.fn.func if isinstance(case.fn, functools.partial) else case.fn
