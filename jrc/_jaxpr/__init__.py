@@ -16,6 +16,7 @@ from jrc._jaxpr.axis_rules import IndependentAxis as IndependentAxis
 from jrc._jaxpr.callback_lowering import (
     lower_callbacks_for_absent_gpus as lower_callbacks_for_absent_gpus,
 )
+from jrc._jaxpr.constants_outside import with_constants_outside as with_constants_outside
 from jrc._jaxpr.control_flow import can_rebuild as can_rebuild
 from jrc._jaxpr.control_flow import in_shard_map as in_shard_map
 from jrc._jaxpr.control_flow import inputs_of_programs as inputs_of_programs

@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from jrc._jaxpr.atoms import substitute
-from jrc._jaxpr.equations import inner_programs, policy_in
+from jrc._jaxpr.equations import inner_programs, region_around
 from jrc._jaxpr.primitives import facts_of
 
 Run = Callable[..., Sequence[Any]]
@@ -99,8 +99,7 @@ def with_programs(eqn: JaxprEqn, new: Mapping[int, Jaxpr]) -> JaxprEqn:
     if "jaxpr" in eqn.params:
         return eqn.replace(params=eqn.params | {"jaxpr": programs[0]})
     # A region that `jax_remat3` wraps: its types are not only in the program.
-    call, prevent_cse = jaxpr_as_fun(programs[0]), eqn.params["_prim"].prevent_cse
-    region = jax.checkpoint(call, policy=policy_in(eqn), prevent_cse=prevent_cse)
+    region = region_around(eqn, jaxpr_as_fun(programs[0]))
     (made,) = jax.make_jaxpr(region)(*(x.aval for x in eqn.invars)).eqns
     return made.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.sharding import NamedSharding
@@ -60,6 +61,13 @@ def branch_outside_kernels(eqn: JaxprEqn) -> int | None:
 def policy_in(eqn: JaxprEqn) -> Any:
     """Return the policy of a `jax.checkpoint` region, one that `jax_remat3` wraps included."""
     return getattr(eqn.params.get("_prim"), "policy", None) or eqn.params.get("policy")
+
+
+def region_around(eqn: JaxprEqn, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function under a `jax.checkpoint` like that of a region."""
+    here: Any = eqn.params.get("prevent_cse")
+    of_region = getattr(eqn.params.get("_prim"), "prevent_cse", here)
+    return jax.checkpoint(run, policy=policy_in(eqn), prevent_cse=of_region)
 
 
 def sharding_of(eqn: JaxprEqn) -> NamedSharding | None:

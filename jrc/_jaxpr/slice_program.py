@@ -32,7 +32,7 @@ from jrc._jaxpr.custom_derivatives import (
     split_at_cotangents,
     tangents_of,
 )
-from jrc._jaxpr.equations import call_name, inner_program, inner_programs, policy_in
+from jrc._jaxpr.equations import call_name, inner_program, inner_programs, region_around
 from jrc._jaxpr.independent_axes import independent_axes
 from jrc._jaxpr.inline import inline_all, splice
 from jrc._jaxpr.linear_solve import solver_programs, with_solver_programs
@@ -243,10 +243,7 @@ def _checkpoint(part: _Part) -> Rewritten:
     """A `jax.checkpoint` region that `jax_remat3` wraps: its types are not only in the program."""
     eqn = part.eqn
     call = _on_slices(inner_program(eqn), part.axis.operands, part.share)
-    prevent_cse = eqn.params["_prim"].prevent_cse
-    return part.call(
-        jax.checkpoint(_as_function(call, eqn), policy=policy_in(eqn), prevent_cse=prevent_cse)
-    )
+    return part.call(region_around(eqn, _as_function(call, eqn)))
 
 
 def _name(part: _Part) -> Rewritten:
@@ -333,11 +330,14 @@ def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], share: Fraction) -> Jax
     same = [v for v in outvars if v not in results]
     live = program.live([*slices.read, *same])
     before = [program.eqns[p] for p, is_live in enumerate(live) if is_live and p not in slices.run]
-    return program.jaxpr.replace(
+    found = program.jaxpr.replace(
         invars=[*counts, *(short.get(v, v) for v in inputs)],
         outvars=[results.get(v, v) if is_variable(v) else v for v in program.jaxpr.outvars],
         eqns=[*before, *eqns],
     )
+    # Programs inside of equations have no constants.
+    eqns, outvars = splice(found, found.invars)
+    return found.replace(constvars=[], eqns=eqns, outvars=outvars)
 
 
 _RULES: dict[str, Callable[[_Part], Rewritten]] = {

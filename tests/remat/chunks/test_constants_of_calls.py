@@ -73,7 +73,28 @@ def in_shard_map(w, x):
     return jax.lax.pmean(rows(w, x), "data")
 
 
-LOSSES = [rows, columns, own_rule, in_scan, in_branches, in_checkpoint, in_shard_map]
+def around_scan(w, x):
+    """All of the loop runs on slices, with slices of the mask."""
+    step = lambda y, i: (jnp.sin(dropped(y) + i), None)  # noqa: E731
+    y, _ = jax.lax.scan(step, jnp.tanh(x @ w), jnp.arange(2.0))
+    return jnp.mean(jax.nn.logsumexp(y, axis=1))
+
+
+def around_branches(w, x):
+    y = x @ w
+    y = jax.lax.cond(x[0, 0] > 9, lambda: dropped(y), lambda: jnp.sin(dropped(y)))
+    return jnp.mean(jax.nn.logsumexp(y, axis=1))
+
+
+def around_checkpoint(w, x):
+    block = jax.checkpoint(lambda y: jnp.sin(dropped(jnp.sin(y))))
+    return jnp.mean(jax.nn.logsumexp(block(x @ w), axis=1))
+
+
+LOSSES = [
+    *(rows, columns, own_rule, in_scan, in_branches, in_checkpoint, in_shard_map),
+    *(around_scan, around_branches, around_checkpoint),
+]
 
 
 def assert_same_gradient(plan, loss, w=W, x=X):
@@ -87,6 +108,12 @@ def test_arrays_of_called_functions_are_cut(loss):
     plan = jrc.plan(loss, W, X, budget="6MiB")
     assert plan.chunks
     assert_same_gradient(plan, loss)
+
+
+def test_a_region_that_stays_is_cut_with_its_constants():
+    plan = jrc.plan(around_checkpoint, W, X, budget="6MiB", respect_checkpoints=True)
+    assert plan.chunks
+    assert_same_gradient(plan, around_checkpoint)
 
 
 def test_a_stored_plan_cuts_a_constant_inside_of_a_loop():

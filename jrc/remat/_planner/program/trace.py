@@ -8,7 +8,15 @@ from typing import Any
 import jax
 
 from jrc._errors import name_of
-from jrc._jaxpr import Opened, Traced, evaluate, inlined_program, open_regions, trace
+from jrc._jaxpr import (
+    Opened,
+    Traced,
+    evaluate,
+    inlined_program,
+    open_regions,
+    trace,
+    with_constants_outside,
+)
 from jrc._tree import is_traced, named_leaves
 from jrc.remat._gradient.arguments import call_checked
 from jrc.remat._gradient.numbers import settled
@@ -77,7 +85,7 @@ def traced_for_plan(
     with jax.disable_jit(False):
         traced = trace(run, args, kwargs, lambda _: True)
     refuse_shared(given, changed, name_of(fn))
-    written = traced.program.jaxpr
+    written = with_constants_outside(traced.program.jaxpr)
     # What a region of this package saves under a name of its own is the planner's to decide too.
     opened = Opened(written, 0) if respect_checkpoints else open_regions(written, is_own_name)
     program = inlined_program(opened.jaxpr)
