@@ -7,6 +7,8 @@ from typing import Any
 from jrc._jaxpr import (
     INPUT,
     Program,
+    View,
+    facts_of,
     has_effects,
     inline_marked,
     inner_program,
@@ -256,9 +258,18 @@ def _node(
         operands=tuple(
             (v, compiler.operand_bytes(program, numbered.made[v]))
             for v in dict.fromkeys(needed)
-            if numbered.fused[v] and own_kernel
+            if numbered.fused[v] and own_kernel and not _is_input(program, numbered.made[v])
         ),
     )
+
+
+def _is_input(program: Program, var: Any) -> bool:
+    """Whether a value is an input in another shape, which lies there without being written."""
+    while is_variable(var) and (p := program.producer[var]) != INPUT:
+        if facts_of(program.eqns[p]).view is not View.RESHAPE:
+            return False
+        (var, *_) = program.eqns[p].invars
+    return True
 
 
 def _always_there(
