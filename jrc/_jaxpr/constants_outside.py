@@ -11,10 +11,12 @@ that a loop's body closes over itself.
 (1, 2)
 """
 
+import itertools
+
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from jrc._jaxpr.atoms import shape_of
+from jrc._jaxpr.atoms import is_variable, shape_of
 from jrc._jaxpr.control_flow import Run, can_rebuild, rebuild
 from jrc._jaxpr.equations import (
     inner_program,
@@ -32,23 +34,21 @@ def with_constants_outside(jaxpr: Jaxpr) -> Jaxpr:
 
     Functions with a derivative of their own, and regions of a backward pass, keep theirs.
     """
-    if not any(map(_holds_arrays, jaxpr.eqns)):
-        return jaxpr
-    eqns = [new for eqn in jaxpr.eqns for new in (_again(eqn) if _holds_arrays(eqn) else [eqn])]
-    return jaxpr.replace(eqns=eqns)
+    new = [_again(eqn) if _holds_arrays(eqn) else [eqn] for eqn in jaxpr.eqns]
+    return jaxpr.replace(eqns=list(itertools.chain(*new)))
 
 
 def _holds_arrays(eqn: JaxprEqn) -> bool:
-    is_entered = can_rebuild(eqn) or _is_region(eqn)
-    return is_entered and any(map(_has_arrays, inner_programs(eqn)))
-
-
-def _is_region(eqn: JaxprEqn) -> bool:
-    return facts_of(eqn).is_region and not is_differentiated_region(eqn)
+    is_region = facts_of(eqn).is_region and not is_differentiated_region(eqn)
+    is_entered = is_region or can_rebuild(eqn) and eqn.primitive.name != "jit"
+    return is_entered and any(_has_arrays(_inlined(each)) for each in inner_programs(eqn))
 
 
 def _has_arrays(jaxpr: Jaxpr) -> bool:
-    return any(map(shape_of, jaxpr.constvars)) or any(map(_holds_arrays, jaxpr.eqns))
+    """Whether a program without calls reads arrays of its own, or an equation of it does."""
+    own = (x for eqn in jaxpr.eqns for x in eqn.invars if not is_variable(x))
+    constants = (*jaxpr.constvars, *own)
+    return any(map(shape_of, constants)) or any(map(_holds_arrays, jaxpr.eqns))
 
 
 def _again(eqn: JaxprEqn) -> list[JaxprEqn]:

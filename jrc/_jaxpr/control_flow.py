@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import Jaxpr, JaxprEqn, jaxpr_as_fun
 
-from jrc._jaxpr.atoms import substitute
 from jrc._jaxpr.equations import inner_programs, region_around
+from jrc._jaxpr.inline import splice
 from jrc._jaxpr.primitives import facts_of
 
 Run = Callable[..., Sequence[Any]]
@@ -100,8 +100,14 @@ def with_programs(eqn: JaxprEqn, new: Mapping[int, Jaxpr]) -> JaxprEqn:
         return eqn.replace(params=eqn.params | {"jaxpr": programs[0]})
     # A region that `jax_remat3` wraps: its types are not only in the program.
     region = region_around(eqn, jaxpr_as_fun(programs[0]))
-    (made,) = jax.make_jaxpr(region)(*(x.aval for x in eqn.invars)).eqns
-    return made.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
+    return _traced_again(eqn, region)
+
+
+def _traced_again(eqn: JaxprEqn, run: Run) -> JaxprEqn:
+    """Return the one equation of a function, in the place of another one."""
+    new = jax.make_jaxpr(run)(*(x.aval for x in eqn.invars))
+    (made,), _ = splice(new, eqn.invars)
+    return made.replace(outvars=eqn.outvars, source_info=eqn.source_info)
 
 
 def inputs_of_programs(eqn: JaxprEqn) -> list[Any]:
@@ -130,13 +136,7 @@ def with_mapped_program(eqn: JaxprEqn, run: Callable[[Jaxpr], Run]) -> JaxprEqn:
             the axes of the mesh have names, which collectives need.
     """
     mapped = _shard_map(eqn, lambda jaxpr: lambda *shards: run(jaxpr)(*shards))
-    new = jax.make_jaxpr(mapped)(*(x.aval for x in eqn.invars))
-    (made,) = new.eqns
-    # Constants of the program inside are operands too.
-    atoms = dict(zip(new.invars, eqn.invars, strict=True))
-    constants = zip(new.constvars, new.consts, strict=True)
-    atoms |= {v: Literal(x, v.aval) for v, x in constants}
-    return made.replace(invars=substitute(made.invars, atoms), outvars=eqn.outvars)
+    return _traced_again(eqn, mapped)
 
 
 def in_shard_map[T](eqn: JaxprEqn, visit: Callable[[Jaxpr], T]) -> T:

@@ -330,14 +330,14 @@ def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], share: Fraction) -> Jax
     same = [v for v in outvars if v not in results]
     live = program.live([*slices.read, *same])
     before = [program.eqns[p] for p, is_live in enumerate(live) if is_live and p not in slices.run]
-    found = program.jaxpr.replace(
+    with_constants = program.jaxpr.replace(
         invars=[*counts, *(short.get(v, v) for v in inputs)],
         outvars=[results.get(v, v) if is_variable(v) else v for v in program.jaxpr.outvars],
         eqns=[*before, *eqns],
     )
     # Programs inside of equations have no constants.
-    eqns, outvars = splice(found, found.invars)
-    return found.replace(constvars=[], eqns=eqns, outvars=outvars)
+    eqns, outvars = splice(with_constants, with_constants.invars)
+    return with_constants.replace(constvars=[], eqns=eqns, outvars=outvars)
 
 
 _RULES: dict[str, Callable[[_Part], Rewritten]] = {
