@@ -32,7 +32,8 @@ from jrc._jaxpr.program import evaluate
 def with_constants_outside(jaxpr: Jaxpr) -> Jaxpr:
     """Return the program with arrays that programs inside have as constants as operands of these.
 
-    Functions with a derivative of their own, and regions of a backward pass, keep theirs.
+    Functions with a derivative of their own, regions of a backward pass and calls that are not
+    inlined, because they are tagged, keep theirs.
     """
     new = [_again(eqn) if _holds_arrays(eqn) else [eqn] for eqn in jaxpr.eqns]
     return jaxpr.replace(eqns=list(itertools.chain(*new)))

@@ -21,7 +21,6 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from jrc._jaxpr.array_constants import with_array_constants
 from jrc._jaxpr.atoms import abstract, is_variable, shape_of
 from jrc._jaxpr.axes import is_convolution
 from jrc._jaxpr.axis_rules import IndependentAxis
@@ -315,7 +314,7 @@ def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], share: Fraction) -> Jax
 
     Slices of positions that it counts come first among its inputs.
     """
-    program = Program(with_array_constants(inline_all(jaxpr)))
+    program = Program(inline_all(jaxpr))
     inputs = program.jaxpr.invars
     found = {v: at for v, at in zip(inputs, axes, strict=True) if at is not None}
     slices = sliced(program, found, independent_axes, inputs_alone=True)
@@ -330,14 +329,11 @@ def _on_slices(jaxpr: Jaxpr, axes: Sequence[int | None], share: Fraction) -> Jax
     same = [v for v in outvars if v not in results]
     live = program.live([*slices.read, *same])
     before = [program.eqns[p] for p, is_live in enumerate(live) if is_live and p not in slices.run]
-    with_constants = program.jaxpr.replace(
+    return program.jaxpr.replace(
         invars=[*counts, *(short.get(v, v) for v in inputs)],
         outvars=[results.get(v, v) if is_variable(v) else v for v in program.jaxpr.outvars],
         eqns=[*before, *eqns],
     )
-    # Programs inside of equations have no constants.
-    eqns, outvars = splice(with_constants, with_constants.invars)
-    return with_constants.replace(constvars=[], eqns=eqns, outvars=outvars)
 
 
 _RULES: dict[str, Callable[[_Part], Rewritten]] = {

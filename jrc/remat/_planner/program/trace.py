@@ -31,7 +31,8 @@ class TracedForPlan(Traced):
     """A function's program as a plan sees it.
 
     Attributes:
-        written: The program as the user wrote it, with its `jax.checkpoint` regions.
+        written: The program as the user wrote it, with its `jax.checkpoint` regions; arrays that
+            functions inside of loops and regions close over are operands of these.
         opened: What was opened of them.
         names: The path of each array among the arguments: `params/w`.
     """
