@@ -89,7 +89,10 @@ def saved_by(backward: Any) -> list[Any]:
 
 
 def residuals_of(
-    run: Callable[..., Any], avals: Sequence[Any], perturbed: Sequence[int]
+    run: Callable[..., Any],
+    avals: Sequence[Any],
+    perturbed: Sequence[int],
+    with_results: bool = False,
 ) -> Residuals:
     """Return the residuals of a function.
 
@@ -97,6 +100,7 @@ def residuals_of(
         run: A function of arrays that returns arrays.
         avals: The types of its inputs.
         perturbed: The inputs that it is differentiated by.
+        with_results: Whether its results count as well, those that are residuals once.
     """
 
     def saved(*inputs: Any) -> Any:
@@ -104,7 +108,8 @@ def residuals_of(
             new = dict(zip(perturbed, primals, strict=True))
             return list(run(*(new.get(i, x) for i, x in enumerate(inputs))))
 
-        return saved_by(jax.vjp(at, *(inputs[i] for i in perturbed))[1])
+        results, backward = jax.vjp(at, *(inputs[i] for i in perturbed))
+        return [*saved_by(backward), *(results if with_results else ())]
 
     return _residuals(jax.make_jaxpr(saved)(*avals))
 

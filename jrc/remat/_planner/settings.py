@@ -48,7 +48,7 @@ class PlannerSettings:
             compiled; for a fraction of 0 as many as a search may.
         compiled_between: So many at least are then compiled between both ends.
         compiled_before_refusal: So many more that may be the leanest are compiled before a budget
-            is refused.
+            is refused, or as many as a search may compile where that is more.
         near_peaks: Options are near if their peaks differ by this, as a logarithm.
         near_costs: The same of their costs, as a share of the cost of the dearest option.
         dearest_counts: What an option saves, as long as none fits, is its cost below so many times

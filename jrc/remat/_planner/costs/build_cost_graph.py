@@ -258,13 +258,13 @@ def _node(
         operands=tuple(
             (v, compiler.operand_bytes(program, numbered.made[v]))
             for v in dict.fromkeys(needed)
-            if numbered.fused[v] and own_kernel and not _is_input(program, numbered.made[v])
+            if numbered.fused[v] and own_kernel and not is_input(program, numbered.made[v])
         ),
     )
 
 
-def _is_input(program: Program, var: Any) -> bool:
-    """Whether a value is an input in another shape, which lies there without being written."""
+def is_input(program: Program, var: Any) -> bool:
+    """Return whether a value is an input in another shape, which is there and not written."""
     while is_variable(var) and (p := program.producer[var]) != INPUT:
         if facts_of(program.eqns[p]).view is not View.RESHAPE:
             return False

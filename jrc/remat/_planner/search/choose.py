@@ -208,7 +208,7 @@ def fitting_option(
         if isinstance(each.decision, AsWritten) and last.best(budget) is None:
             last.attempt(each)  # what its user runs is refused by no prediction
     if last.best(budget) is None:
-        last.least(budget, most=SETTINGS.compiled_before_refusal)
+        last.least(budget, most=max(SETTINGS.compiled_before_refusal, search.asked))
     if last.best(budget) is not None:
         last.allow_more(SETTINGS.compiled_in_chunks)
         last.cheapest_fitting(budget)

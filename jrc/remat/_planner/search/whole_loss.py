@@ -8,7 +8,7 @@ the function of one chunk, and what is compiled is the whole.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from fractions import Fraction
 from typing import Any
 
@@ -22,6 +22,7 @@ from jrc._jaxpr import (
     abstract,
     evaluate,
     inner_programs,
+    is_variable,
     nbytes,
     slice_program,
     walk,
@@ -35,8 +36,9 @@ from jrc.remat._chunks.regions_within import region_of_loss
 from jrc.remat._chunks.rewrite import in_chunks, one_chunk_of
 from jrc.remat._chunks.sum_and_gradient import Inputs, can_pair, raised
 from jrc.remat._gradient.activity import active_variables, differentiated_outside
-from jrc.remat._gradient.residuals import residuals_and_gradient
-from jrc.remat._planner.costs.compilers import compiler_on
+from jrc.remat._gradient.residuals import residuals_and_gradient, residuals_of
+from jrc.remat._planner.costs.build_cost_graph import is_input
+from jrc.remat._planner.costs.compilers import Compiler, compiler_on
 from jrc.remat._planner.execute.chunked_function import loss_first, plan_of_chunk, planned_chunks
 from jrc.remat._planner.plan.decision import Decision
 from jrc.remat._planner.program.signature import signature_of
@@ -210,8 +212,11 @@ def in_chunks_of_loss(
     times = slices.parts / size * devices
     outside = _cost_outside(problem, program_in_form(program, chunks.form), chunks.equations)
 
+    front = _bytes_in_front(slices, differentiated, compiler_on(problem.platform))
+
     def of_all_chunks(option: Option) -> Option:
-        peak, cost = devices * (option.peak + besides), int(option.cost * times)
+        peak = devices * (option.peak + besides) + front
+        cost = int(option.cost * times)
         return dataclasses.replace(option, peak=peak, cost=cost)
 
     function = _PlannedChunk(
@@ -238,6 +243,27 @@ def in_chunks_of_loss(
         parts=problem.parts,
         times=times,
     ).with_chunks((chunks, *inside))
+
+
+def _bytes_in_front(slices: Slices, differentiated: Set[Any], compiler: Compiler) -> int:
+    """Bytes of what is made in front of the chunks and lies there as long as they run.
+
+    That is what chunks read, and what its derivative saves but for what XLA computes from inputs
+    inside of what reads it.
+    """
+    program = slices.program
+    read = [v for v in slices.read if not is_input(program, v)]
+    front = program.cut(slices.before, read)
+    perturbed = [i for i, v in enumerate(front.invars) if v in differentiated]
+    avals = [v.aval for v in front.invars]
+    residuals = residuals_of(evaluate(front), avals, perturbed, with_results=True)
+    traced, kept = residuals.inlined()
+    fused = set(traced.given)
+    for eqn in traced.eqns:
+        if compiler.fuses(eqn) and fused.issuperset(filter(is_variable, eqn.invars)):
+            fused.update(eqn.outvars)
+    fused.difference_update(traced.jaxpr.outvars[-len(read) :] if read else ())
+    return sum(nbytes(v.aval) for v in set(kept) - fused)
 
 
 def _one_chunk(

@@ -595,9 +595,9 @@ def test_what_a_smaller_budget_finds_is_not_refused(monkeypatch):
     monkeypatch.setattr(search_chunks, "_in_chunks", recorded)
     with pytest.raises(jrc.BudgetError) as info:
         jrc.plan(layers_of_an_mlp, *args, budget="2.2MiB")
-    # What takes long is bounded: five looks, in which each way is solved once, and 21 programs.
+    # What takes long is bounded: five looks, in which each way is solved once, and 24 programs.
     assert len(looked_for) == 5 and len(made) == len(set(made)) <= 80
-    assert info.value.plan.compilations <= 21
+    assert info.value.plan.compilations <= 24
     monkeypatch.undo()
     least = info.value.least_bytes
     for factor in (1.02, 1.1, 1.3):

@@ -1,5 +1,6 @@
 """Plans that run the whole loss in chunks, each under a plan of its own."""
 
+import dataclasses
 import functools
 
 import jax
@@ -206,6 +207,44 @@ def test_sums_of_gradients_lie_where_the_gradients_are_returned(dtype, apart):
     run = jax.value_and_grad(chunk.function.applied(chunk.baseline.whole))
     memory = jax.jit(run).lower(*args).compile().memory_analysis()
     assert apart < memory.temp_size_in_bytes < chunk.baseline.peak + of_chunk / 4
+
+
+def cast_in_front(weights, x, y):
+    return loss([w.astype(jnp.bfloat16) for w in weights], x, y)
+
+
+def product_in_front(weights, x, y):
+    """The derivative of `tanh` reads its result, and that of the sine what `tanh` is of."""
+    first, second, *rest = weights
+    return loss([jnp.sin(2 * jnp.tanh(first @ second)), *rest], x, y)
+
+
+@pytest.mark.parametrize(("fn", "kept"), [(cast_in_front, 4 * 2), (product_in_front, 2 * 4)])
+def test_what_is_made_in_front_of_the_chunks_and_lies_there_counts(fn, kept):
+    weights = [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 4
+    args = weights, jax.ShapeDtypeStruct((4096, 512), "float32"), jax.ShapeDtypeStruct((4096,), "i")
+    peaks, temporaries = [], []
+    for each in (fn, loss):
+        problem = Problem.of(Request(each, args, minimize="flops"))
+        most = whole_loss_chunks(problem, problem.baseline.peak // 16)[-1]
+        chunk = in_chunks_of_loss(problem, dataclasses.replace(most, chunks=64))
+        run = jax.value_and_grad(chunk.function.applied(chunk.baseline.whole))
+        memory = jax.jit(run).lower(*args).compile().memory_analysis()
+        peaks.append(chunk.baseline.peak)
+        temporaries.append(memory.temp_size_in_bytes)
+    assert 0.99 <= (peaks[0] - peaks[1]) / (kept * 512**2) <= 1.1
+    assert temporaries[0] - temporaries[1] > 0.4 * kept * 512**2
+
+
+def of_columns(w, x, table):
+    return jnp.mean((table.T @ jnp.exp(jnp.tanh(x @ w[:, :1024]))) ** 2)
+
+
+def test_rows_of_a_table_are_no_chunks_beside_a_wide_product_in_front():
+    """Chunks of columns need no wide value, chunks of the table's rows read a wide one whole."""
+    w, x, table = normal(32, 2048, scale=0.1), normal(512, 32), normal(512, 2048)
+    plan = jrc.plan(of_columns, w, x, table, budget="6MiB", minimize="flops")
+    assert plan.verified.flops_ratio < 1.01
 
 
 @pytest.mark.slow
