@@ -28,6 +28,7 @@ class PlannerSettings:
         coarse_open: The same for the bytes of the open region.
         cut_ratios: The scales of cuts: how many times what it saves a region makes, in bytes.
         cut_window: A region may make so many times the bytes at which it might end first.
+        repeated_lines: Behind so many source lines that several equations are of programs are cut.
         equal_cost: Manual plans of equal peak are taken for one if their costs differ by less than
             this share of the cost of a forward pass.
         options: About how many options of the solver a search chooses from.
@@ -121,6 +122,7 @@ class PlannerSettings:
     coarse_open: int = 100
     cut_ratios: tuple[int, ...] = (2, 4, 8, 16, 32)
     cut_window: float = 1.5
+    repeated_lines: int = 2
     equal_cost: float = 0.003
     options: int = 30
     options_of_flops: int = 6

@@ -262,8 +262,12 @@ def _bytes_in_front(slices: Slices, differentiated: Set[Any], compiler: Compiler
     for eqn in traced.eqns:
         if compiler.fuses(eqn) and fused.issuperset(filter(is_variable, eqn.invars)):
             fused.update(eqn.outvars)
-    fused.difference_update(traced.jaxpr.outvars[-len(read) :] if read else ())
-    return sum(nbytes(v.aval) for v in set(kept) - fused)
+    # Results of the function count as such. A derivative rule may make a result a literal.
+    made = zip(read, traced.jaxpr.outvars[len(traced.jaxpr.outvars) - len(read) :], strict=True)
+    returned = set(filter(is_variable, program.jaxpr.outvars))
+    written = {x: v in returned for v, x in made if is_variable(x)}
+    counted = {x for x in filter(is_variable, kept) if x not in fused} | written.keys()
+    return sum(nbytes(x.aval) for x in counted if not written.get(x, False))
 
 
 def _one_chunk(

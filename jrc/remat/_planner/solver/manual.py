@@ -6,12 +6,9 @@ equations in front to those behind, at a few scales.
 """
 
 import bisect
-import collections
 import dataclasses
 import itertools
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jrc._jaxpr import Program, facts_of, inner_programs, primitive_name, walk
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
@@ -19,6 +16,7 @@ from jrc.remat._planner.costs.lookups import is_lookup
 from jrc.remat._planner.costs.memory_model import kept_by_xla
 from jrc.remat._planner.plan.decision import LeftToJax, Region, Stages
 from jrc.remat._planner.settings import SETTINGS
+from jrc.remat._planner.solver.cuts import Place, cuts, repeated_cuts
 from jrc.remat._planner.solver.decisions import decision_of_regions, recomputed_cost, saving_cost
 from jrc.remat._planner.solver.option import Family, Option, made
 from jrc.remat._planner.solver.option_of_set import all_left_to_jax, option_of_set
@@ -37,7 +35,6 @@ Sets = Mapping[str, frozenset[int]]
 Regions = tuple[range, ...]
 """Parts of a program, as ranges of the nodes of its graph."""
 
-Place = Literal["shared", "first", "last"]
 _PLACES: Mapping[Place, str] = {"shared": "", "first": ", cut early", "last": ", cut late"}
 
 
@@ -70,67 +67,6 @@ def manual_options(program: Program, graph: CostGraph, options: Options) -> list
         cost = round(each.cost / (SETTINGS.equal_cost * graph.cost))
         first.setdefault((each.peak, cost), each)
     return list(first.values())
-
-
-def cuts(
-    graph: CostGraph, ratio: int, apart: Collection[int] = (), place: Place = "shared"
-) -> list[int]:
-    """Return places to cut a program, such that each region makes so many times what it saves.
-
-    From the last cut on, the next one is where few bytes are made in front of it and read behind:
-    the least of all places from the first one on at which the region has made `ratio` times as
-    much, and up to half as much again. Of equal ones it is the first, the last, or behind a value
-    that several equations read, as what a layer with a residual connection returns.
-
-    Args:
-        graph: The cost graph.
-        ratio: Bytes that a region makes over those of them that are read behind it, at least.
-        apart: Nodes that are in no region.
-        place: Which of equal places: behind a product, say, or behind its activation.
-    """
-    readers = collections.Counter(v for node in graph.nodes for v in node.reads)
-    found: list[int] = []
-    start = 0
-    while start < len(graph.nodes):
-        cut, start = _next_cut(graph, ratio, start, apart, place, readers)
-        found += [] if cut is None else [cut]
-    return found
-
-
-def _next_cut(
-    graph: CostGraph,
-    ratio: int,
-    start: int,
-    apart: Collection[int],
-    place: Place,
-    readers: Mapping[int, int],
-) -> tuple[int | None, int]:
-    """The next cut behind a place, if there is one, and where to look for the one behind it."""
-    last = graph.last_readers
-    made = saved = 0
-    ends: collections.Counter[int] = collections.Counter()
-    best: tuple[int, int, int] | None = None
-    limit = math.inf
-    for k in range(start, len(graph.nodes)):
-        node = graph.nodes[k]
-        if k in apart:
-            return (None, k + 1) if best is None else (best[-1], best[-1])
-        made += sum(graph.sizes[v] for v in node.makes if not graph.is_fused(v))
-        for v in node.makes:
-            if last.get(v, -1) > k:
-                saved += graph.sizes[v]
-                ends[last[v]] += graph.sizes[v]
-        saved -= ends[k]
-        if best is None and 0 < ratio * saved <= made:
-            limit = SETTINGS.cut_window * made
-        if made > limit:
-            break
-        if limit < math.inf and saved and k + 1 < len(graph.nodes):
-            is_read_once = max((readers[v] for v in node.makes), default=0) < 2
-            order = {"shared": int(is_read_once), "first": 0, "last": -k}[place]
-            rank = saved, order, k + 1
-            best = rank if best is None else min(best, rank)
-    return (None, len(graph.nodes)) if best is None else (best[-1], best[-1])
 
 
 def _by_policy(graph: CostGraph, options: Options, sets: Sets) -> Iterator[Option]:
@@ -173,6 +109,9 @@ def _all_regions(
         for some in (places, places[:-1]):
             name = f"{len(some)} regions" if len(some) > 1 else "1 region"
             ways.append((f"{name} recomputed{_PLACES[place]}", some))
+    for name, places in repeated_cuts(program, graph).items():
+        some = [k for k in places if k > start]
+        ways.append((f"{len(some)} regions recomputed, cut behind {name}", some))
     for name, places in ways:
         whole = itertools.starmap(range, itertools.pairwise([start, *places, count]))
         regions = tuple(part for region in whole for part in _apart_from(region, apart))

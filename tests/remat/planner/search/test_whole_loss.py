@@ -236,6 +236,38 @@ def test_what_is_made_in_front_of_the_chunks_and_lies_there_counts(fn, kept):
     assert temporaries[0] - temporaries[1] > 0.4 * kept * 512**2
 
 
+@jax.custom_jvp
+def one(x):
+    return jnp.float32(1.0)
+
+
+one.defjvp(lambda primals, tangents: (jnp.float32(1.0), jnp.float32(0.0)))
+
+
+def constant_in_front(weights, x, y):
+    return loss(weights, x * one(weights[0]), y)
+
+
+def returned_from_front(weights, x, y):
+    first, second, *rest = weights
+    made = first @ second
+    return loss([made, *rest], x, y), made
+
+
+def test_constants_and_results_of_the_function_in_front_do_not_count():
+    """A derivative rule that returns a constant makes a literal of what is in front."""
+    peaks = {}
+    for fn in (constant_in_front, returned_from_front, loss):
+        request = Request(fn, (WEIGHTS, X, Y), has_aux=fn is returned_from_front)
+        problem = Problem.of(request)
+        most = whole_loss_chunks(problem, problem.baseline.peak // 16)[-1]
+        chunk = in_chunks_of_loss(problem, dataclasses.replace(most, chunks=64))
+        peaks[fn] = chunk.baseline.peak
+    of_chunk, of_weight = X.nbytes // 64, WEIGHTS[0].nbytes  # the product with the constant
+    assert peaks[loss] <= peaks[constant_in_front] <= peaks[loss] + of_chunk + 2**6
+    assert peaks[returned_from_front] <= peaks[loss] + of_weight
+
+
 def of_columns(w, x, table):
     return jnp.mean((table.T @ jnp.exp(jnp.tanh(x @ w[:, :1024]))) ** 2)
 

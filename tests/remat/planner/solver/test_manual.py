@@ -13,7 +13,7 @@ from jrc.remat._gradient.compiled_memory import memory_needed
 from jrc.remat._planner.costs.cost_graph import CostGraph, CostNode
 from jrc.remat._planner.plan.decision import LeftToJax, Region
 from jrc.remat._planner.plan.plan import Plan
-from jrc.remat._planner.solver.manual import cuts
+from jrc.remat._planner.solver.cuts import cuts, repeated_cuts
 from tests.draws import normal
 from tests.remat.measure import largest_error, operators
 from tests.remat.planner.problems import (
@@ -160,6 +160,31 @@ def test_of_equal_places_the_last_one_is_behind_an_activation():
     graph = chain([4] * 9, fused=(1, 2, 4, 5, 7, 8))
     assert cuts(graph, 1, place="first") == [1, 4, 7]
     assert cuts(graph, 1, place="last") == [3, 6, 8]
+
+
+def test_layers_of_one_function_are_cut_at_its_last_line():
+    """By hand each block is under a `jax.checkpoint`; a cut by bytes may lie inside of one."""
+
+    def block(w, x):
+        x = x + jnp.tanh(x @ w)
+        x = x + jnp.sin(x @ w.T)
+        return x
+
+    def loss(weights, x):
+        for w in weights:
+            x = block(w, x)
+        return jnp.mean(x**2)
+
+    args = [jnp.ones((8, 8))] * 4, jnp.ones((16, 8))
+    problem = problem_of(loss, args)
+    program = problem.function.traced.program
+    graph = problem.graphs[program.jaxpr]
+    found = repeated_cuts(program, graph)
+    assert len(found) == 2 and all(len(places) == 4 for places in found.values())
+    for places in found.values():
+        assert {program.eqns[graph.nodes[k - 1].position].primitive.name for k in places} == {"add"}
+    names = [each.name for each in problem.manual]
+    assert sum("cut behind add:(16,8)@test_manual.py" in name for name in names) >= 2
 
 
 def test_equations_apart_are_in_no_region():
