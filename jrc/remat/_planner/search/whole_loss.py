@@ -266,7 +266,7 @@ def _bytes_in_front(slices: Slices, differentiated: Set[Any], compiler: Compiler
     made = zip(read, traced.jaxpr.outvars[len(traced.jaxpr.outvars) - len(read) :], strict=True)
     returned = set(filter(is_variable, program.jaxpr.outvars))
     written = {x: v in returned for v, x in made if is_variable(x)}
-    counted = {x for x in filter(is_variable, kept) if x not in fused} | written.keys()
+    counted = {x for x in kept if is_variable(x) and (x in written or x not in fused)}
     return sum(nbytes(x.aval) for x in counted if not written.get(x, False))
 
 
