@@ -77,8 +77,8 @@ def repeated_cuts(program: Program, graph: CostGraph) -> dict[str, list[int]]:
     """Return places behind equations of one source line each, by the label of their results.
 
     Layers that are calls of one function end at the same line. Several equations read what a layer
-    with a residual connection returns. Of all such lines that several equations are of, these are
-    the few where the fewest bytes cross to the equations behind.
+    with a residual connection returns, and it is most of the bytes that cross to those behind. Of
+    all such lines that several equations are of, these are the few where the fewest bytes cross.
 
     Args:
         program: The program.
@@ -97,7 +97,8 @@ def repeated_cuts(program: Program, graph: CostGraph) -> dict[str, list[int]]:
                 crossing += graph.sizes[v]
                 ends[last[v]] += graph.sizes[v]
         crossing -= ends[k]
-        if node.active and node.position >= 0:
+        of_results = sum(graph.sizes[v] for v in node.makes)
+        if node.active and node.position >= 0 and 2 * of_results >= crossing > 0:
             name = label(program.eqns[program.steps[node.position]])
             places.setdefault(name, []).append(k + 1)
             most[name] = max(crossing, most.get(name, 0))
