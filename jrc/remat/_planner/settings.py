@@ -28,7 +28,7 @@ class PlannerSettings:
         coarse_open: The same for the bytes of the open region.
         cut_ratios: The scales of cuts: how many times what it saves a region makes, in bytes.
         cut_window: A region may make so many times the bytes at which it might end first.
-        repeated_lines: Behind so many source lines that several equations are of programs are cut.
+        repeated_lines: Programs are cut behind the results of at most so many source lines.
         equal_cost: Manual plans of equal peak are taken for one if their costs differ by less than
             this share of the cost of a forward pass.
         options: About how many options of the solver a search chooses from.

@@ -211,7 +211,6 @@ def in_chunks_of_loss(
     devices = math.prod(each.parts for each in chunks.shards)
     times = slices.parts / size * devices
     outside = _cost_outside(problem, program_in_form(program, chunks.form), chunks.equations)
-
     front = _bytes_in_front(slices, differentiated, compiler_on(problem.platform))
 
     def of_all_chunks(option: Option) -> Option:
@@ -262,12 +261,12 @@ def _bytes_in_front(slices: Slices, differentiated: Set[Any], compiler: Compiler
     for eqn in traced.eqns:
         if compiler.fuses(eqn) and fused.issuperset(filter(is_variable, eqn.invars)):
             fused.update(eqn.outvars)
-    # Results of the function count as such. A derivative rule may make a result a literal.
-    made = zip(read, traced.jaxpr.outvars[len(traced.jaxpr.outvars) - len(read) :], strict=True)
+    # A result of the function counts as such. A derivative rule may make a constant a literal.
+    made = traced.jaxpr.outvars[len(traced.jaxpr.outvars) - len(read) :]
+    pairs = [(v, x) for v, x in zip(read, made, strict=True) if is_variable(x)]
     returned = set(filter(is_variable, program.jaxpr.outvars))
-    written = {x: v in returned for v, x in made if is_variable(x)}
-    counted = {x for x in kept if is_variable(x) and (x in written or x not in fused)}
-    return sum(nbytes(x.aval) for x in counted if not written.get(x, False))
+    free = fused.difference(x for _, x in pairs).union(x for v, x in pairs if v in returned)
+    return sum(nbytes(x.aval) for x in kept if is_variable(x) and x not in free)
 
 
 def _one_chunk(

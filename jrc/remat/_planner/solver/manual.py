@@ -2,7 +2,7 @@
 
 Two kinds of them: a policy of `jax.checkpoint` that saves products or marked values, and the
 program cut into regions, each under a `jax.checkpoint`. Cuts are where few bytes cross from the
-equations in front to those behind, at a few scales.
+equations in front to those behind, at a few scales, and behind the lines where layers end.
 """
 
 import bisect
@@ -106,12 +106,10 @@ def _all_regions(
     for place, ratio in ((place, ratio) for place, ratios in scales for ratio in ratios):
         places = [k for k in cuts(graph, ratio, apart, place) if k > start]
         # What lies behind the last cut may be the end of a model, or its last layer as well.
-        for some in (places, places[:-1]):
-            name = f"{len(some)} regions" if len(some) > 1 else "1 region"
-            ways.append((f"{name} recomputed{_PLACES[place]}", some))
-    for name, places in repeated_cuts(program, graph).items():
+        ways += [(_name(some) + _PLACES[place], some) for some in (places, places[:-1])]
+    for line, places in repeated_cuts(program, graph).items():
         some = [k for k in places if k > start]
-        ways.append((f"{len(some)} regions recomputed, cut behind {name}", some))
+        ways.append((f"{_name(some)}, cut behind {line}", some))
     for name, places in ways:
         whole = itertools.starmap(range, itertools.pairwise([start, *places, count]))
         regions = tuple(part for region in whole for part in _apart_from(region, apart))
@@ -121,6 +119,10 @@ def _all_regions(
                     used = sum(each.startswith(title) for each in found.values())
                     found[some] = f"{title} ({used + 1})" if title in found.values() else title
     return [(name, regions) for regions, name in found.items()]
+
+
+def _name(places: Sequence[int]) -> str:
+    return f"{len(places)} regions recomputed" if len(places) > 1 else "1 region recomputed"
 
 
 def _all_around_products(
