@@ -47,6 +47,7 @@ from jrc._jaxpr.early_slices import early_slices as early_slices
 from jrc._jaxpr.equations import call_name as call_name
 from jrc._jaxpr.equations import exponent_of as exponent_of
 from jrc._jaxpr.equations import has_barrier as has_barrier
+from jrc._jaxpr.equations import has_default_precision as has_default_precision
 from jrc._jaxpr.equations import has_effects as has_effects
 from jrc._jaxpr.equations import inner_program as inner_program
 from jrc._jaxpr.equations import inner_programs as inner_programs

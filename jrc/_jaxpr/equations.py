@@ -110,6 +110,19 @@ def repeats(eqn: JaxprEqn) -> int:
     return eqn.params["length"] if name == "scan" else 1
 
 
+def has_default_precision(eqn: JaxprEqn) -> bool:
+    """Return whether no precision is asked for of a product or a convolution.
+
+    >>> highest = jax.lax.Precision.HIGHEST
+    >>> run = lambda x: x @ jax.numpy.matmul(x, x, precision=highest)
+    >>> [has_default_precision(eqn) for eqn in jax.make_jaxpr(run)(np.ones((2, 2), "f")).eqns]
+    [False, True]
+    """
+    precision = eqn.params.get("precision")
+    both = precision if isinstance(precision, tuple) else (precision,)
+    return all(each in (None, jax.lax.Precision.DEFAULT) for each in both)
+
+
 def exponent_of(eqn: JaxprEqn) -> int | None:
     """Return the exponent of an `integer_pow`, `None` for any other equation."""
     return eqn.params["y"] if eqn.primitive.name == "integer_pow" else None

@@ -328,6 +328,29 @@ def test_every_chip_compiles(name):
     assert report.device == name and report.memory.arguments >= 4 * (4 * 256 + 64 * 16)
 
 
+@needs_libtpu
+@pytest.mark.slow
+def test_a_tpu_saves_what_products_alone_read_as_bfloat16():
+    """The planner counts so: `value_bytes` of the compiler for TPUs."""
+    count, rows, width = 6, 8192, 512
+
+    def layers(params, x, precision):
+        def layer(x, w):
+            return jax.nn.gelu(jnp.matmul(x, w, precision=precision))
+
+        for w in params["w"]:
+            x = jax.checkpoint(layer)(x, w)
+        return jnp.mean(x**2)
+
+    args = {"w": [SHAPE((width, width), jnp.float32)] * count}, SHAPE((rows, width), jnp.float32)
+    peaks = [
+        jrc.explain(functools.partial(layers, precision=each), *args, target="v5p").memory.peak
+        for each in ("default", "highest")
+    ]
+    # Half of each of the five results that are saved, of which a kernel may hold one whole.
+    assert 4 * rows * width * 2 <= peaks[1] - peaks[0] <= 6 * rows * width * 2
+
+
 def scanned(params, x):
     def step(x, w):
         return x + jnp.tanh(x @ w["a"]) @ w["b"], None

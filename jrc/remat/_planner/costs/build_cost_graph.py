@@ -104,7 +104,11 @@ def build_cost_graph(
             held = unit.of_bytes(compiler.held_table_bytes(eqns[p].invars[0].aval))
             node = dataclasses.replace(node, cost=node.cost + held, table_cost=held)
         nodes.append(node)
-    sizes = tuple(compiler.array_bytes(v.aval) for v in made)
+    derived = {v for node in nodes for v in node.late_results}
+    sizes = tuple(
+        compiler.array_bytes(v.aval) if k in derived else compiler.value_bytes(program, v)
+        for k, v in enumerate(made)
+    )
     late = memory_model.values_read_late(nodes, fused)
     read_late = {v for v, is_late in zip(made, late, strict=True) if is_late}
     passing = memory_model.passing_bytes(program, order, active, read_late, compiler)

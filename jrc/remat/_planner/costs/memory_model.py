@@ -117,8 +117,9 @@ def passing_bytes(
             if var in active or var in late or is_fused_variable(program, var, compiler):
                 continue
             last = max((at[c] for c in program.consumers.get(var, ()) if c in at), default=at[p])
-            change[at[p]] += compiler.array_bytes(var.aval)
-            change[last + 1] -= compiler.array_bytes(var.aval)
+            size = compiler.value_bytes(program, var)
+            change[at[p]] += size
+            change[last + 1] -= size
     return list(itertools.accumulate(change))[:-1]
 
 

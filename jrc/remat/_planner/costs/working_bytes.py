@@ -32,7 +32,7 @@ def working_bytes(program: Program, compiler: Compiler) -> int:
     for p in written:
         eqn = program.eqns[p]
         for v in eqn.outvars:
-            size = compiler.array_bytes(v.aval)
+            size = compiler.value_bytes(program, v)
             held += size
             if v not in results:
                 end = last.get(v, p)

@@ -1,12 +1,13 @@
 """What the planner assumes of compilers: arrays in tiles, and what is written to memory."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jrc._jaxpr import Program
+from jrc._jaxpr import Program, nbytes
 from jrc.remat._planner.costs.compilers import CPU, compiler_on
 from jrc.remat._planner.costs.working_bytes import working_bytes
 from jrc.remat._planner.search.peaks import Peaks
@@ -78,6 +79,60 @@ def test_a_tpu_computes_the_cotangent_of_logits_where_products_read_it(platform,
     problem = problem_of(loss, args, platform=platform)
     least = min(each.peak for each in (*problem.front, *problem.manual))
     assert round(least / (1024 * 8192 * 4), 1) == arrays
+
+
+def halved(fn, *args, platform="tpu"):
+    """Equations of a function whose results take half of their bytes, beside the total of those."""
+    program, compiler = Program(jax.make_jaxpr(fn)(*args)), compiler_on(platform)
+    results = {v: eqn for eqn in program.eqns for v in eqn.outvars}
+    half = [v for v in results if compiler.value_bytes(program, v) < nbytes(v.aval)]
+    assert all(2 * compiler.value_bytes(program, v) == nbytes(v.aval) for v in half)
+    return [results[v].primitive.name for v in half]
+
+
+SQUARES = array(128, 128), array(128, 128)
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda w, x: jnp.sin(x @ w) @ w, ["sin"]),
+        (lambda w, x: jnp.sin(x @ w).T.reshape(64, 256) @ x[:2].T.reshape(256, 1), None),
+        (lambda w, x: (y := jnp.sin(x @ w)) @ w + y, []),
+        (lambda w, x: ((y := jnp.sin(x @ w)) @ w, y), []),
+        (lambda w, x: jnp.sin(x).astype(jnp.bfloat16) @ w.astype(jnp.bfloat16), ["sin"]),
+        (lambda w, x: jnp.matmul(jnp.sin(x), w, precision="highest"), []),
+        (lambda w, x: jnp.matmul(jnp.sin(x), w, precision="default"), ["sin"]),
+        (lambda w, x: jnp.matmul(jnp.sin(x), w, precision=("default", "highest")), []),
+        (lambda w, x: jnp.sin(x), []),
+    ],
+)
+def test_what_products_alone_read_is_bfloat16_on_a_tpu(fn, expected):
+    found = halved(fn, *SQUARES)
+    if expected is None:
+        assert set(found) == {"sin", "transpose", "reshape", "slice"}
+    else:
+        assert found == expected
+    assert halved(fn, *SQUARES, platform="gpu") == halved(fn, *SQUARES, platform="cpu") == []
+
+
+def test_what_a_derivative_reads_besides_is_no_bfloat16():
+    """A tanh reads its result when it is differentiated, and a sine does not."""
+
+    def loss(params, x, function):
+        for w in params:
+            x = function(x @ w)
+        return jnp.sum(x @ params[0])
+
+    sizes = {}
+    for function in (jnp.tanh, jnp.sin):
+        args = [array(128, 128)] * 3, array(1024, 128)
+        problem = problem_of(functools.partial(loss, function=function), args, platform="tpu")
+        graph = problem.graphs[problem.function.traced.program.jaxpr]
+        sizes[function] = list(graph.sizes)
+    whole = 4 * 1024 * 128
+    assert sizes[jnp.tanh] == [whole] * 7 + [4]
+    assert sizes[jnp.sin] == [whole, whole // 2] * 3 + [whole, 4]
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])

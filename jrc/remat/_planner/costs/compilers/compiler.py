@@ -96,6 +96,10 @@ class Compiler:
             return 0
         return nbytes(aval)
 
+    def value_bytes(self, program: Program, var: Any) -> int:
+        """Return the bytes that a value occupies, of which only its readers need to know."""
+        return self.array_bytes(var.aval)
+
     def moved_bytes(self, aval: Any) -> float:
         """Return the bytes that are read or written where an array is, as far as time goes."""
         return nbytes(aval)

@@ -5,7 +5,9 @@ import itertools
 import math
 from typing import Any
 
-from jrc._jaxpr import Program, takes_one_of_each_row
+import jax.numpy as jnp
+
+from jrc._jaxpr import Program, View, facts_of, has_default_precision, takes_one_of_each_row
 from jrc.remat._planner.costs.compilers.compiler import Compiler
 
 _LANES = 128
@@ -38,6 +40,16 @@ class _Tpu(Compiler):
         size = super().array_bytes(aval)
         return max(size, _tiled_bytes(aval)) if size else 0
 
+    def value_bytes(self, program: Program, var: Any) -> int:
+        """Return the bytes of a value, half of them where only products read a float32 one.
+
+        They multiply it as bfloat16, and the compiler writes it as such: with `jax.checkpoint`
+        around each layer of an MLP of width 512, what is saved for a v5p or a v5e is of that type,
+        under a `lax.scan` too, and of float32 where `jax.lax.Precision.HIGHEST` is asked for.
+        """
+        is_rounded = _dtype(var) == jnp.float32 and _is_multiplied_alone(program, var)
+        return self.array_bytes(var.aval.update(dtype=jnp.bfloat16) if is_rounded else var.aval)
+
     def moved_bytes(self, aval: Any) -> float:
         """Return the bytes that are read or written where an array is, as far as time goes.
 
@@ -69,6 +81,34 @@ class _Tpu(Compiler):
     def operand_bytes(self, program: Program, var: Any) -> int:
         """Return 0: a product computes its operands while it reads what they are made from."""
         return 0
+
+
+def _is_multiplied_alone(program: Program, var: Any) -> bool:
+    """Return whether a float32 value's readers are products without a precision, at least one.
+
+    What reads it in another order, or as bfloat16, is no reader, but whatever reads that.
+    """
+    readers = program.consumers.get(var, ())
+    if not readers or readers[-1] == len(program.eqns):
+        return False
+    return all(_is_multiplied_in(program, program.eqns[p]) for p in readers)
+
+
+def _is_multiplied_in(program: Program, eqn: Any) -> bool:
+    """Return whether an equation multiplies what it reads as bfloat16, or all its readers do."""
+    facts = facts_of(eqn)
+    if facts.is_contraction:
+        return has_default_precision(eqn)
+    if facts.view is View.NONE or len(eqn.outvars) > 1:
+        return False
+    (result,) = eqn.outvars
+    if _dtype(result) == jnp.bfloat16:
+        return True
+    return _dtype(result) == jnp.float32 and _is_multiplied_alone(program, result)
+
+
+def _dtype(var: Any) -> Any:
+    return getattr(var.aval, "dtype", None)
 
 
 def _tiled_bytes(aval: Any) -> int:
