@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from jrc._errors import some_of
@@ -172,6 +173,11 @@ def sum_dtype(dtype: Any) -> Any:
     return jnp.dtype(jnp.float32) if small else jnp.promote_types(dtype, jnp.float32)
 
 
+def has_wide_range(leaf: Any) -> bool:
+    """Whether a value has the range of float32, as bfloat16 has and float16 has not."""
+    return not is_floating(leaf) or float(jnp.finfo(leaf.dtype).max) >= 1e38
+
+
 def added(x: jax.Array, change: jax.Array) -> jax.Array:
     """Return the sum in the dtype of `x`; 8-bit floats saturate at their largest number."""
     new = x.astype(sum_dtype(x.dtype)) + change
@@ -208,10 +214,11 @@ def plain(tree: Any) -> Any:
 def put(x: Any, sharding: NamedSharding) -> jax.Array:
     """Return an array with this sharding, as `jax.device_put`, over several processes too.
 
-    There `jax.device_put` takes no typed keys, and compares other arrays between the processes.
+    There `jax.device_put` takes no typed keys, compares other arrays between the processes, and
+    takes an array of several processes to no other devices: each process gets all of it first.
 
     Args:
-        x: An array that lies on all devices of the mesh, or on this process; then equal on all.
+        x: An array that lies on several processes, or on this one; then equal on all.
         sharding: Where it will lie.
     """
     if isinstance(x, jax.core.Tracer) or not sharding.mesh.is_multi_process:
@@ -220,7 +227,9 @@ def put(x: Any, sharding: NamedSharding) -> jax.Array:
         words = put(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        return jax.device_put(x, sharding)
+        if x.sharding.device_set == sharding.device_set:
+            return jax.device_put(x, sharding)
+        x = multihost_utils.process_allgather(x, tiled=True)
     whole = np.asarray(x)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 

@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jrc
 from jrc import cli, remat
+from jrc._jaxpr import UNKNOWN, place
+from jrc.cli._load_target import _recorded
 
 NET = '''
 """A net to explain."""
@@ -318,15 +322,31 @@ def test_each_batch_has_its_own_function(net, capsys):
     assert "The batch is its first argument" in capsys.readouterr().out
 
 
+def test_no_batch_that_fits_is_a_failure(net, capsys):
+    options = ("--budget", "64B", "--json", "none.json")
+    code, out, err = run(capsys, "largest-batch", "net_to_see:batch", *options)
+    assert (code, out) == (1, "")
+    assert err.startswith("jrc largest-batch: None fits: the smallest batch needs")
+    assert json.loads((net / "none.json").read_text())["recomputed"] == 0
+
+
+def test_no_file_of_the_command_line_is_a_source_line():
+    (eqn,) = jax.make_jaxpr(_recorded(jnp.sin, []))(1.0).eqns
+    assert place(eqn) == UNKNOWN
+
+
 @pytest.mark.parametrize(
     "words, rate", [((), False), (("--offload",), True), (("--offload", "28e9"), 28e9)]
 )
 def test_the_largest_batch_may_use_the_hosts_memory(net, capsys, monkeypatch, words, rate):
     asked = {}
 
+    class Found(str):
+        plan = "of the largest batch"
+
     def largest(make_args, fn, **options):
         asked.update(options)
-        return "found"
+        return Found("found")
 
     monkeypatch.setattr("jrc.remat.largest_batch", largest, raising=False)
     code, out, _ = run(capsys, "largest-batch", "net_to_see:batch", "--budget", "1GiB", *words)

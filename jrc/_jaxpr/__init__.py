@@ -115,6 +115,7 @@ from jrc._jaxpr.trace import Traced as Traced
 from jrc._jaxpr.trace import trace as trace
 from jrc._jaxpr.varying_casts import folded as folded
 from jrc._jaxpr.varying_casts import is_cast as is_cast
+from jrc._jaxpr.varying_results import varying_results as varying_results
 from jrc._jaxpr.without_mesh_axes import same_values as same_values
 from jrc._jaxpr.without_mesh_axes import without_mesh_axes as without_mesh_axes
 from jrc._jaxpr.zeros import zeros_of as zeros_of

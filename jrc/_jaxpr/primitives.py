@@ -94,6 +94,7 @@ class Facts:
         axes: The axes along which it computes each slice by itself, by equation.
         linear: In which operands it is linear, rounding apart.
         is_collective: Whether devices exchange data in it.
+        makes_equal: Whether each result is an operand's, made equal on all devices along the axes.
         is_contraction: Whether it is a product of matrices or a convolution.
         is_reduction: Whether it makes one entry of all along some axes.
         is_cumulative: Whether it makes each entry of all before it along an axis.
@@ -114,6 +115,7 @@ class Facts:
     axes: AxisRule = axis_rules.none
     linear: Linear = Linear.NONE
     is_collective: bool = False
+    makes_equal: bool = False
     is_contraction: bool = False
     is_reduction: bool = False
     is_cumulative: bool = False
@@ -315,11 +317,13 @@ _row("hessenberg tridiagonal", flops=rules.hessenberg)
 _row("svd", flops=rules.svd, axes=axis_rules.matrices)
 
 # Collectives. Those that reduce count their additions.
-_row("psum psum_invariant reduce_scatter", **_no_reads, is_collective=True)
-_row("all_gather all_gather_invariant all_to_all ppermute", **_free, **_no_reads,
-     is_collective=True)  # fmt: skip
-_row("pmax pmin unreduced_pmax unreduced_pmin unreduced_psum unreduced_reduce_scatter",
-     is_collective=True)  # fmt: skip
+_row("psum psum_invariant", **_no_reads, is_collective=True, makes_equal=True)
+_row("reduce_scatter", **_no_reads, is_collective=True)
+_row("all_gather all_gather_invariant", **_free, **_no_reads, is_collective=True,
+     makes_equal=True)  # fmt: skip
+_row("all_to_all ppermute", **_free, **_no_reads, is_collective=True)
+_row("pmax pmin", is_collective=True, makes_equal=True)
+_row("unreduced_pmax unreduced_pmin unreduced_psum unreduced_reduce_scatter", is_collective=True)
 _row("all_gather_reduced ragged_all_to_all pbroadcast", **_free, is_collective=True)
 
 # Constructs with programs inside.

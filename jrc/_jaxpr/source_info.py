@@ -17,7 +17,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _INSTALLED = re.compile(
     rf"[\\/](site|dist)-packages[\\/]|^{re.escape(_PACKAGE)}|^{re.escape(os.path.dirname(os.__file__))}"
 )
-for _place in (f"_jaxpr{os.sep}", f"remat{os.sep}", "_errors.py"):
+for _place in (f"_jaxpr{os.sep}", f"cli{os.sep}", f"remat{os.sep}", "_errors.py"):
     register_exclusion(os.path.join(_PACKAGE, _place))
 
 

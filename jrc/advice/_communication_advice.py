@@ -173,10 +173,11 @@ def communication_advice(
         one_of(optimizer, "optimizer", ("adamw", "sgd"))
     shapes = jax.tree.map(aval_of, params)
     outers = _usual(shapes) if outers is None else outers
-    for each in outers:
-        if not isinstance(each, OuterOptimizer) or isinstance(each, type):
+    for each in outers if isinstance(outers, Sequence) else [outers]:
+        is_one = isinstance(each, OuterOptimizer) and not isinstance(each, type)
+        if not is_one or each is outers:
             raise TypeError(
-                f"outers must be outer optimizers, got {each!r}. Pass "
+                f"outers must be a sequence of outer optimizers, got {each!r}. Pass "
                 "[jrc.SparseLoCo(sync_every=30)]."
             )
     rule = "Pass a share, such as 0.9."

@@ -131,7 +131,11 @@ def _plans(options: argparse.Namespace, texts: Sequence[str], asked: dict[str, A
 
 
 def largest_batch(options: argparse.Namespace) -> None:
-    """Print the largest batch that fits; TARGET returns `(fn, args)` of each batch."""
+    """Print the largest batch that fits; TARGET returns `(fn, args)` of each batch.
+
+    Raises:
+        BudgetError: None fits.
+    """
     asked = gradient_options(options) | {"budget": budget_of(options.budget)}
     asked |= {"multiple_of": options.multiple_of, "most": options.most}
     asked |= {"respect_checkpoints": options.respect_checkpoints, "offload": options.offload}
@@ -153,11 +157,14 @@ def largest_batch(options: argparse.Namespace) -> None:
     (first,) = made.values()
     fn.__name__ = name_of(first)
     found = remat.largest_batch(make_args, fn, **asked)
-    print_text(str(found))
+    if found.plan is not None:
+        print_text(str(found))
     if options.json:
         plan = None if found.plan is None else json.loads(found.plan.to_json())
         fastest = found.fastest and found.fastest._asdict()
         _write(options.json, json.dumps(found._asdict() | {"plan": plan, "fastest": fastest}))
+    if found.plan is None:
+        raise remat.BudgetError(str(found), found.least_bytes)
 
 
 def _shapes(args: tuple[Any, ...]) -> Any:

@@ -43,7 +43,7 @@ def scale_by_ef21(
     ```
 
     The first gradient is M as it is. Steps before `rampup_begin_step` send everything, and leaves
-    below `min_size` always do: g is then the average of the mean gradient. With
+    below `min_size` always do: g and every M are then the average of the mean gradient. With
     `rampup_begin_step=0` an entry has g = 0 until it is sent for the first time, and Adam's second
     moment of it is then far too small: keep the dense step at the beginning, or take some more.
 

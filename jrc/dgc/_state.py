@@ -70,8 +70,8 @@ class EF21State(DGCState):
 
     Attributes:
         step: Steps taken, `int32[]`.
-        u: Average M of the replica's own gradients, of each compressed leaf,
-            `float32[1, *shape]`: a row for each replica.
+        u: Average M of the replica's own gradients, and of the mean ones of the steps that sent
+            everything, of each compressed leaf, `float32[1, *shape]`: a row for each replica.
         v: M less what the replica has sent of it so far, `float32[1, *shape]` likewise.
         velocity: Estimate g of the mean of M, of every floating leaf, float32 in the leaf's shape,
             equal on every replica.

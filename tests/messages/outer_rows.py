@@ -118,6 +118,6 @@ ROWS = [
     Row(ADVICE, "no waiting at all", lambda: advice(utilisation=1), Value,
         "utilisation must be below 1", "got 1.0", "Pass a share, such as 0.9"),
     Row(ADVICE, "a name for an outer optimizer", lambda: advice(outers=["diloco"]), Type,
-        "outers must be outer optimizers", "got 'diloco'", "jrc.SparseLoCo(sync_every="),
+        "outers must be a sequence of outer", "got 'diloco'", "jrc.SparseLoCo(sync_every="),
 ]
 # fmt: on

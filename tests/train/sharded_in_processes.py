@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jrc
+from jrc.dgc._internal import dgc_states
 from jrc.train._preflight import batch as preflight_batch
 
 STEPS, SAVED = 20, 12
@@ -98,6 +99,21 @@ def train(mesh, folder):
     }
 
 
+def moved():
+    """What two replicas, one of each process, have of the sums of eight."""
+    tx = jrc.dgc_momentum(0.1, 0.9, 0, sparsity=0.9, min_size=0, axis_name="data")
+    all_of_them, firsts = (Mesh(jax.devices()[::n], ("data",)) for n in (1, 4))
+    state = jrc.init_state(some_params(), tx, jax.random.key(0), mesh=all_of_them)
+    step = jrc.make_train_step(loss, tx, mesh=all_of_them)
+    for i in range(3):
+        state, _ = step(state, whole(i))
+    new = jrc.reshard(state, 2, mesh=firsts)
+    (own,) = dgc_states(new.opt_state)
+    parts = here(new.params), here(own.v)
+    _, info = jrc.make_train_step(loss, tx, mesh=firsts)(new, whole(3))
+    return *parts, float(info.loss)
+
+
 def errors(mesh):
     """Batches that processes change in a later step, and one that they hold twice."""
     texts = {}
@@ -137,7 +153,7 @@ def main(port, count, rank, devices, folder):
     )
     folder = pathlib.Path(folder)
     mesh = mesh_of((4, 2))
-    found = {"train": train(mesh, folder), "errors": errors(mesh)}
+    found = {"train": train(mesh, folder), "moved": moved(), "errors": errors(mesh)}
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
 
 

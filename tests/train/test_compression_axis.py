@@ -25,6 +25,28 @@ dgc = functools.partial(jrc.scale_by_dgc, 0.9, min_size=1, sparsity=0.5, axis_na
 clip = functools.partial(optax.clip_by_global_norm, 0.1)
 rest = optax.chain(optax.masked(optax.trace(0.9), SMALL), optax.scale(-0.1))
 
+
+def scaled_by_its_own_norm(inner):
+    """A wrapper that reads the local gradients beside what it wraps, as `mechanize` does."""
+
+    def update(updates, state, params=None):
+        norm = optax.tree.norm(updates)
+        updates, state = inner.update(updates, state, params)
+        return jax.tree.map(lambda x: x * norm, updates), state
+
+    return optax.GradientTransformation(inner.init, update)
+
+
+def scaled_in_a_loop():
+    """Divides by a norm that it adds up in a loop, whose carry begins equal on all replicas."""
+
+    def update(updates, params):
+        add = lambda _, carry: carry + optax.tree.norm(updates)  # noqa: E731
+        return jax.tree.map(lambda x: x / jax.lax.fori_loop(0, 3, add, 1.0), updates)
+
+    return optax.stateless(update)
+
+
 EQUAL = {
     "clipped inside of the mask": optax.chain(
         optax.masked(optax.chain(clip(), dgc()), LARGE), optax.masked(clip(), SMALL), rest
@@ -38,24 +60,22 @@ EQUAL = {
     ),
     "every second": optax.MultiSteps(optax.chain(optax.masked(dgc(), LARGE), rest), 2),
     "if finite": optax.apply_if_finite(optax.chain(optax.masked(dgc(), LARGE), rest), 3),
+    "in some steps": optax.conditionally_mask(
+        optax.chain(optax.masked(dgc(), LARGE), rest), lambda step: step % 2 == 0
+    ),
+    "a loop inside of the mask": optax.masked(optax.chain(scaled_in_a_loop(), dgc()), LARGE),
 }
-
-
-def scaled_by_its_own_norm(inner):
-    """A wrapper that reads the local gradients beside what it wraps, as `mechanize` does."""
-
-    def update(updates, state, params=None):
-        norm = optax.tree.norm(updates)
-        updates, state = inner.update(updates, state, params)
-        return jax.tree.map(lambda x: x * norm, updates), state
-
-    return optax.GradientTransformation(inner.init, update)
 
 
 DIFFERENT = {
     "a norm beside it": optax.chain(scaled_by_its_own_norm(dgc()), optax.scale(-0.1)),
     "a norm of all leaves": optax.chain(clip(), optax.masked(dgc(), LARGE), rest),
     "a wrapped one": optax.chain(optax.chain(clip()), optax.masked(dgc(), LARGE), rest),
+    "in some steps": optax.conditionally_mask(
+        optax.chain(clip(), optax.masked(dgc(), LARGE), rest), lambda step: step % 2 == 0
+    ),
+    "every second": optax.MultiSteps(optax.chain(clip(), optax.masked(dgc(), LARGE), rest), 2),
+    "a loop": optax.chain(scaled_in_a_loop(), optax.masked(dgc(), LARGE), rest),
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import jrc
 from tests.processes import ranks, run_processes
+from tests.train import sharded_in_processes as sharded
 from tests.train.sharded_in_processes import STEPS, loss, some_params, whole
 
 pytestmark = pytest.mark.slow
@@ -60,6 +61,19 @@ def test_a_save_goes_on_over_another_mesh(found, alone):
         assert each["train"]["kept"]
         for name, parts in each["train"]["again"].items():
             near(parts, alone[0][name])
+
+
+def test_a_state_moves_to_some_devices_of_each_process(found):
+    """`jax.device_put` moves no array of several processes to other devices."""
+    params, sums, loss = sharded.moved()
+    for each in found:
+        its_params, its_sums, its_loss = each["moved"]
+        assert its_loss == pytest.approx(loss, rel=1e-5)
+        for name in params:
+            (whole,) = {x.tobytes(): x for x in params[name].values()}.values()
+            near(its_params[name], whole)
+            ((place, sent_later),) = its_sums[name].items()
+            np.testing.assert_allclose(sent_later, sums[name][place], rtol=1e-4, atol=1e-5)
 
 
 CHANGED = (

@@ -149,6 +149,26 @@ def stateful(tx, **options):
     return state, jrc.make_train_step(stateful_loss, tx, mesh=mesh(), donate=False, **options)
 
 
+def test_means_of_float16_have_the_range_of_float32():
+    """Eight gradients of 30,000 add up to more than float16 has."""
+    wide = jnp.full(2, 6e4, jnp.float16)
+
+    def loss(params, model_state, batch, key):
+        return jnp.sum(params["w"].astype(jnp.float32) * batch[0]), (model_state, None)
+
+    tx, devices = optax.sgd(1e-4), Mesh(jax.devices(), ("data",))
+    params, state = {"w": jnp.ones(4, jnp.float16)}, {"mean": wide}
+    options = {"model_state": state, "mesh": devices}
+    begun = jrc.init_state(params, tx, jax.random.key(0), **options)
+    step = jrc.make_train_step(loss, tx, mesh=devices)
+    after, info = step(begun, jnp.full((8, 4), 3e4, jnp.float32))
+    np.testing.assert_array_equal(after.params["w"], np.full(4, -2.0, np.float16))
+    np.testing.assert_array_equal(after.model_state["mean"], wide)
+    assert after.params["w"].dtype == after.model_state["mean"].dtype == jnp.float16
+    # Two bytes of each float16 gradient would be sent, and four are.
+    assert float(info.bytes_sent) == 2 * 7 / 8 * 4 * 4
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_model_state_is_threaded_through_the_parts_and_averaged(accumulate):
     rows = np.arange(8.0 * 8, dtype=np.float32).reshape(8, 8)

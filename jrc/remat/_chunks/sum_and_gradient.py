@@ -22,7 +22,7 @@ from jrc._jaxpr import (
     walk,
     zeros_of,
 )
-from jrc._tree import is_floating, sum_dtype, varying_axes
+from jrc._tree import has_wide_range, is_floating, sum_dtype, varying_axes
 from jrc.remat._chunks.steps import Scan
 
 
@@ -67,8 +67,8 @@ def can_pair(avals: Sequence[Any], inputs: Inputs, eqns: Iterable[Any]) -> bool:
     return (
         are_scalars
         and is_real
-        and all(map(_has_wide_range, (*inputs.whole, *inputs.parts)))
-        and all(map(_has_wide_range, made))
+        and all(map(has_wide_range, (*inputs.whole, *inputs.parts)))
+        and all(map(has_wide_range, made))
         and all(varying_axes(x) >= axes for each in inputs for x in each if is_floating(x))
         and are_linear_rules(eqns)
     )
@@ -79,10 +79,6 @@ def _with_inner(eqn: Any) -> Iterator[Any]:
     yield eqn
     for inner in inner_programs(eqn):
         yield from (each for each, _ in walk(inner))
-
-
-def _has_wide_range(x: Any) -> bool:
-    return not is_floating(x) or float(jnp.finfo(x.dtype).max) >= 1e38
 
 
 def sum_and_gradient(

@@ -11,7 +11,7 @@ from jrc._errors import listed
 from jrc._layout import Layout
 from jrc._multihost import differing, differing_copies, of_all, reached_by_all
 from jrc._specs import axes_of
-from jrc._tree import is_array, is_traced, kind_of, named_leaves
+from jrc._tree import is_array, is_number, is_traced, kind_of, named_leaves
 from jrc._typing import PyTree
 
 _WHOLE_BATCH = "(the batch itself)"
@@ -31,11 +31,11 @@ def check_batch(batch: PyTree, layout: Layout, accumulate: int, is_placed: bool)
         is_placed: Whether leaves keep a split over more axes than those of the replicas.
     """
     for name, leaf in named_leaves(batch):
-        if not (is_array(leaf) or is_traced(leaf)):
+        if not (is_array(leaf) and is_number(leaf) or is_traced(leaf)):
             raise ValueError(
-                "every leaf of batch must be an array with the examples along its leading "
-                f"axis, got {type(leaf).__name__} {leaf!r} at {name or _WHOLE_BATCH!r}. Convert it "
-                "with jnp.asarray."
+                "every leaf of batch must be an array of numbers, with the examples along its "
+                f"leading axis, got {type(leaf).__name__} {leaf!r} at {name or _WHOLE_BATCH!r}. "
+                "Convert it with jnp.asarray, or take it out."
             )
     replicas = PartitionSpec(layout.names)
     specs = layout.batch(batch) if is_placed else jax.tree.map(lambda _: replicas, batch)

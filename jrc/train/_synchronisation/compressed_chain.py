@@ -14,14 +14,12 @@ import optax
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jrc._errors import listed
+from jrc._jaxpr import varying_results
 from jrc._layout import Layout
 from jrc._tree import named_leaves, nodes_of
 from jrc._typing import PyTree, Transform
 from jrc.dgc._internal import dgc_states, served
 from jrc.train._optax import differentiated, update
-
-# States of wrappers that decide by the gradients of their own replica, equally on all of them.
-_GUARDS = (optax.MultiStepsState, optax.ApplyIfFiniteState)
 
 _NOT_AROUND: dict[type, tuple[str, str]] = {
     optax.contrib.SAMState: (
@@ -121,25 +119,34 @@ def _parts_of_chain(node: Any) -> tuple[Any, ...]:
 def check_mixing(tx: Transform, params: PyTree, opt_state: PyTree, layout: Layout) -> None:
     """Raise if an update differs between replicas, as a norm of local and mean gradients does.
 
-    The update is traced once: types of its results have the axes along which they vary.
+    The update is traced once. What of its state differs between replicas after a step may make the
+    updates of later ones differ.
     """
-    local = served(differentiated(params), dgc_states(opt_state))
-    if nodes_of(opt_state, _GUARDS):
-        return
-    names, differing = layout.names, []
+    if nodes_of(opt_state, optax.ApplyIfFiniteState):
+        return  # each replica decides by its own gradient, and all of them alike
+    grads, names = differentiated(params), layout.names
+    local = jax.tree.leaves(served(grads, dgc_states(opt_state)))
 
-    def updates(params: PyTree) -> None:
-        vary = lambda p, own: jax.lax.pcast(p, names, to="varying") if own else p  # noqa: E731
-        grads = jax.tree.map(vary, differentiated(params), local)
-        new, _ = update(tx, grads, tx.init(params), params, {"value": jnp.float32(0)})
-        differing.extend(name for name, x in named_leaves(new) if jax.typeof(x).mat.varying)
+    def updates(grads: PyTree, params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        return update(tx, grads, state, params, {"value": jnp.float32(0)})
 
     bound, whole = AbstractMesh(tuple(layout.mesh.shape[x] for x in names), names), PartitionSpec()
-    specs: Any = {"in_specs": whole, "out_specs": whole}
-    try:
-        jax.eval_shape(jax.shard_map(updates, mesh=bound, **specs), params)
-    except (TypeError, ValueError, NotImplementedError):
-        return  # what JAX cannot type with replication types is not judged
+    specs: Any = {"in_specs": whole, "out_specs": whole, "check_vma": False}
+    run = jax.make_jaxpr(jax.shard_map(updates, mesh=bound, **specs), return_shape=True)
+    traced, (new, _) = run(grads, params, opt_state)
+    everything, nothing = frozenset(names), frozenset[str]()
+    given = [everything if own else nothing for own in local]
+    given += [nothing] * len(jax.tree.leaves(params))
+    state = [nothing] * len(jax.tree.leaves(opt_state))
+    while True:
+        found = varying_results(traced.jaxpr, [*given, *state])
+        count = len(found) - len(state)
+        after = [a | b for a, b in zip(state, found[count:], strict=True)]
+        if after == state:
+            break
+        state = after
+    pairs = zip(named_leaves(new), found, strict=False)
+    differing = [name for (name, _), axes in pairs if axes]
     if differing:
         raise ValueError(
             "tx must give every replica the same update, got different ones of "

@@ -8,7 +8,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jrc._layout import Layout
-from jrc._tree import is_typed_key
+from jrc._tree import has_wide_range, is_typed_key, sum_dtype
 from jrc._typing import Array, PyTree
 from jrc.train._optax import differentiated
 
@@ -43,7 +43,11 @@ class Replicas:
         return 1 if self.axis is None else jax.lax.axis_size(self.axis[0])
 
     def mean(self, x: Any) -> Any:
-        return x if self.axis is None else jax.lax.pmean(x, self.axis)
+        """Return the means of arrays; the sum of float16 over replicas may exceed its range."""
+        if self.axis is None:
+            return x
+        means = jax.lax.pmean(jax.tree.map(lambda each: each.astype(_dtype(each)), x), self.axis)
+        return jax.tree.map(lambda mean, each: mean.astype(each.dtype), means, x)
 
     def total(self, x: Any) -> Any:
         return x if self.axis is None else jax.lax.psum(x, self.axis)
@@ -53,7 +57,7 @@ class Replicas:
 
         Args:
             tree: Arrays in the structure of the parameters, `None` for one that is not averaged.
-            itemsize: Bytes of an entry; `None` for those of its dtype.
+            itemsize: Bytes of an entry; `None` for those of the dtype that is summed.
         """
         is_none = lambda x: x is None  # noqa: E731
         leaves = jax.tree.leaves(tree, is_leaf=is_none)
@@ -61,7 +65,8 @@ class Replicas:
         if self.layout.params is not None:
             specs = jax.tree.leaves(differentiated(self.layout.params), is_leaf=is_none)
         pairs = [(x, spec) for x, spec in zip(leaves, specs, strict=True) if x is not None]
-        arrays, lies = [x for x, _ in pairs], [spec for _, spec in pairs]
+        arrays = [jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x, _ in pairs]
+        lies = [spec for _, spec in pairs]
         return self.layout.bytes_to_reduce(arrays, lies, self.names, itemsize)
 
     def shared(self, x: Array) -> Array:
@@ -75,6 +80,11 @@ class Replicas:
             return self.mean(x)
         first = jnp.where(self.rank == 0, x, jnp.zeros_like(x))
         return self.total(first.astype(jnp.int32) if x.dtype == bool else first).astype(x.dtype)
+
+
+def _dtype(x: Any) -> Any:
+    """The type in which an array is summed over replicas."""
+    return x.dtype if has_wide_range(x) else sum_dtype(x.dtype)
 
 
 def norm_of(grads: PyTree) -> Array:

@@ -295,3 +295,20 @@ def test_modules_that_a_plan_cannot_change():
 
     with pytest.raises(ValueError, match=r"jrc\.plan: `grows` must not add or remove variables"):
         jrc.plan(grows, Counting(), X, budget=1.0)
+
+
+@pytest.mark.parametrize("made", [None, "high", "highest", "tensorfloat32"])
+def test_a_plan_is_for_any_precision_of_products(made):
+    """Neither changes what depends on what."""
+    params, x = [jnp.eye(16)] * 3, jnp.ones((64, 16))
+
+    def loss(params, x):
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x)
+
+    with jax.default_matmul_precision(made):
+        plan = jrc.plan(loss, params, x, budget="1GiB", compilations=1, chunks=False)
+    for used in (None, "highest", "BF16_BF16_F32"):
+        with jax.default_matmul_precision(used):
+            jax.eval_shape(jax.grad(plan.apply(loss)), params, x)

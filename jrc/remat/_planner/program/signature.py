@@ -22,8 +22,9 @@ from jrc._jaxpr import (
 from jrc._tree import place_difference
 from jrc.remat._planner.program.trace import TracedForPlan
 
-# Parameters that describe the types of values, which a cast to vary over a mesh axis changes.
-_TYPES = frozenset({"weak_type", "linear"})
+# Parameters that describe the types of values, which a cast to vary over a mesh axis changes; and
+# the precision of products, which changes no dataflow.
+_NOT_COMPARED = frozenset({"weak_type", "linear", "precision"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +188,7 @@ def _lines(program: Program, order: Sequence[int]) -> list[str]:
 
 def _settings(eqn: Any) -> str:
     """The whole numbers among an operator's parameters: axes, lengths, directions; its policy."""
-    settings = {key: _numbers_of(x) for key, x in parameters_of(eqn) if key not in _TYPES}
+    settings = {key: _numbers_of(x) for key, x in parameters_of(eqn) if key not in _NOT_COMPARED}
     if callable(policy := policy_in(eqn)):
         settings["policy"] = _function(policy)
     return "".join(f" {key}={settings[key]}" for key in sorted(settings) if settings[key])
