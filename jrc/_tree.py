@@ -7,7 +7,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -220,18 +220,35 @@ def put(x: Any, sharding: NamedSharding) -> jax.Array:
     Args:
         x: An array that lies on several processes, or on this one; then equal on all.
         sharding: Where it will lie.
+
+    Raises:
+        ValueError: On all processes, if the new devices are of fewer ones than the array's.
     """
-    if isinstance(x, jax.core.Tracer) or not sharding.mesh.is_multi_process:
+    if isinstance(x, jax.core.Tracer):
+        return jax.device_put(x, sharding)
+    is_apart = isinstance(x, jax.Array) and not x.is_fully_addressable
+    if is_apart:
+        _check_processes(x.sharding.device_set, sharding.device_set)
+    if not sharding.mesh.is_multi_process:
         return jax.device_put(x, sharding)
     if is_typed_key(x):
         words = put(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        if x.sharding.device_set == sharding.device_set:
-            return jax.device_put(x, sharding)
-        x = multihost_utils.process_allgather(x, tiled=True)
-    whole = np.asarray(x)
+    if is_apart and x.sharding.device_set == sharding.device_set:
+        return jax.device_put(x, sharding)
+    whole = np.asarray(multihost_utils.process_allgather(x, tiled=True) if is_apart else x)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def _check_processes(before: Iterable[jax.Device], after: Iterable[jax.Device]) -> None:
+    """Raise on all processes if one of them would keep nothing: the others would wait for it."""
+    had, have = ({device.process_index for device in each} for each in (before, after))
+    if gone := sorted(had - have):
+        raise ValueError(
+            "mesh must have devices of every process that has a part of the state, got none of "
+            f"{'process' if len(gone) == 1 else 'processes'} {', '.join(map(str, gone))}. Save the "
+            "state with jrc.save, start without them and restore it."
+        )
 
 
 def split(tree: Any) -> tuple[list[Any], Skeleton]:

@@ -323,8 +323,9 @@ _row("all_gather all_gather_invariant", **_free, **_no_reads, is_collective=True
      makes_equal=True)  # fmt: skip
 _row("all_to_all ppermute", **_free, **_no_reads, is_collective=True)
 _row("pmax pmin", is_collective=True, makes_equal=True)
+_row("pbroadcast", **_free, is_collective=True, makes_equal=True)
 _row("unreduced_pmax unreduced_pmin unreduced_psum unreduced_reduce_scatter", is_collective=True)
-_row("all_gather_reduced ragged_all_to_all pbroadcast", **_free, is_collective=True)
+_row("all_gather_reduced ragged_all_to_all", **_free, is_collective=True)
 
 # Constructs with programs inside.
 _row("jit", construct="jax.jit")

@@ -19,7 +19,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from jrc._jaxpr.atoms import is_variable
 from jrc._jaxpr.control_flow import loop_parts
-from jrc._jaxpr.equations import inner_programs
+from jrc._jaxpr.equations import inner_programs, walk
 from jrc._jaxpr.primitives import facts_of, primitive_name
 
 Axes = frozenset[str]
@@ -38,30 +38,45 @@ def varying_results(jaxpr: Jaxpr, given: Sequence[Axes]) -> list[Axes]:
         return [varying.get(x, Axes()) if is_variable(x) else Axes() for x in atoms]
 
     for eqn in jaxpr.eqns:
-        varying |= dict(zip(eqn.outvars, _of_equation(eqn, of(eqn.invars)), strict=True))
+        axes, refs = of(eqn.invars), [x for x in eqn.invars if _is_ref(x)]
+        if refs:
+            # It may write what it reads into each of them.
+            axes = [_of_opaque(eqn, axes)] * len(eqn.outvars)
+            varying |= {x: varying.get(x, Axes()) | _of_opaque(eqn, of(eqn.invars)) for x in refs}
+        else:
+            axes = _of_equation(eqn, axes)
+        varying |= dict(zip(eqn.outvars, axes, strict=True))
     return of(jaxpr.outvars)
 
 
 def _of_equation(eqn: JaxprEqn, given: Sequence[Axes]) -> list[Axes]:
     """The same of an equation."""
-    together, facts = Axes().union(*given), facts_of(eqn)
-    if facts.makes_equal:
+    if facts_of(eqn).makes_equal:
         in_groups = eqn.params.get("axis_index_groups") is not None
         return list(given) if in_groups else [each - _axes_of(eqn) for each in given]
+    inner = inner_programs(eqn)
     match primitive_name(eqn):
         case "scan":
             return _of_scan(eqn, given)
         case "while":
             return _of_while(eqn, given)
         case "cond":
-            found = [varying_results(each, given[1:]) for each in inner_programs(eqn)]
+            found = [varying_results(each, given[1:]) for each in inner]
             return [given[0].union(*each) for each in zip(*found, strict=True)]
-        case _:
-            inner = inner_programs(eqn)
-            if len(inner) == 1 and len(inner[0].invars) == len(given):
-                return varying_results(inner[0], given)
-    own = _axes_of(eqn) if facts.is_collective or primitive_name(eqn) == "axis_index" else Axes()
-    return [together | own] * len(eqn.outvars)
+    counts = [(len(each.invars), len(each.outvars)) for each in inner]
+    if facts_of(eqn).construct and counts == [(len(given), len(eqn.outvars))]:
+        return varying_results(inner[0], given)  # a call
+    return [_of_opaque(eqn, given)] * len(eqn.outvars)
+
+
+def _of_opaque(eqn: JaxprEqn, given: Sequence[Axes]) -> Axes:
+    """Along which axes anything may differ that an equation makes of what it reads."""
+    inside = [each for program in inner_programs(eqn) for each, _ in walk(program)]
+    return Axes().union(*given, *map(_axes_of, (eqn, *inside)))
+
+
+def _is_ref(x: Any) -> bool:
+    return is_variable(x) and hasattr(x.aval, "inner_aval")
 
 
 def _of_scan(eqn: JaxprEqn, given: Sequence[Axes]) -> list[Axes]:
@@ -91,6 +106,8 @@ def _of_while(eqn: JaxprEqn, given: Sequence[Axes]) -> list[Axes]:
 
 
 def _axes_of(eqn: JaxprEqn) -> Axes:
-    """The mesh axes of a collective."""
+    """The mesh axes of a collective, or of the number of a device; none of other equations."""
+    if not (facts_of(eqn).is_collective or primitive_name(eqn) == "axis_index"):
+        return Axes()
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     return Axes(axes if isinstance(axes, tuple | list) else (axes,))

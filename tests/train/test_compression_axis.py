@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 import jrc
 from jrc._layout import Layout
@@ -47,6 +47,28 @@ def scaled_in_a_loop():
     return optax.stateless(update)
 
 
+def divided_by(norm):
+    """Divides local gradients by what is computed of all of them."""
+    return optax.stateless(lambda updates, _: jax.tree.map(lambda x: x / norm(updates), updates))
+
+
+def norm_in_a_ref(updates):
+    total = jax.new_ref(jnp.zeros(()))
+    for x in jax.tree.leaves(updates):
+        total[...] += jnp.sum(x * x)
+    return 1 + jnp.sqrt(total[...])
+
+
+def last_entry(updates):
+    entries = jnp.concatenate([x.ravel() for x in jax.tree.leaves(updates)])
+    return 1 + jax.lax.reduce(entries, jnp.float32(0), lambda _, x: x, (0,)) ** 2
+
+
+def split_by_model(updates, _):
+    spec = lambda x: PartitionSpec(*(None,) * (x.ndim - 1), "model")  # noqa: E731
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, spec(x)), updates)
+
+
 EQUAL = {
     "clipped inside of the mask": optax.chain(
         optax.masked(optax.chain(clip(), dgc()), LARGE), optax.masked(clip(), SMALL), rest
@@ -75,6 +97,8 @@ DIFFERENT = {
         optax.chain(clip(), optax.masked(dgc(), LARGE), rest), lambda step: step % 2 == 0
     ),
     "every second": optax.MultiSteps(optax.chain(clip(), optax.masked(dgc(), LARGE), rest), 2),
+    "a ref": optax.chain(divided_by(norm_in_a_ref), optax.masked(dgc(), LARGE), rest),
+    "a reduction": optax.chain(divided_by(last_entry), optax.masked(dgc(), LARGE), rest),
     "a loop": optax.chain(scaled_in_a_loop(), optax.masked(dgc(), LARGE), rest),
 }
 
@@ -94,6 +118,13 @@ def test_transforms_with_equal_updates_are_accepted(name):
 def test_transforms_that_mix_local_and_mean_gradients_are_refused(name):
     with pytest.raises(ValueError, match="different ones of 'b'.*: something before the comp"):
         check(DIFFERENT[name])
+
+
+def test_a_transform_may_name_another_axis_of_the_mesh():
+    mesh = Mesh(np.reshape(jax.devices()[:4], (2, 2)), ("data", "model"))
+    specs = {"w": PartitionSpec(None, "model"), "b": PartitionSpec("model")}
+    split = optax.stateless(split_by_model)
+    check(optax.chain(dgc(param_specs=specs), split, optax.scale(-0.1)), mesh=mesh)
 
 
 def loss(params, batch, key):
@@ -140,7 +171,7 @@ def test_a_compression_over_another_axis_is_refused(axis, words):
 )
 def test_a_pair_of_axes_is_compared_in_its_order(step, own, words):
     mesh = Mesh(np.reshape(jax.devices()[:4], (2, 2)), ("host", "chip"))
-    check(dgc(axis_name=step), step, mesh)
+    check(dgc(axis_name=step, param_specs=PartitionSpec()), step, mesh)
     with pytest.raises(ValueError, match=re.escape(f"{words}, so that the parameters")):
         check(optax.chain(dgc(axis_name=own)), step, mesh)
 

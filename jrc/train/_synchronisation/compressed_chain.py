@@ -5,17 +5,19 @@ transform before the compression gets local gradients, and may not store them (`
 comes out is one update for all (`check_mixing`).
 """
 
+import functools
 from collections import OrderedDict
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrc._errors import listed
 from jrc._jaxpr import varying_results
 from jrc._layout import Layout
+from jrc._specs import restricted
 from jrc._tree import named_leaves, nodes_of
 from jrc._typing import PyTree, Transform
 from jrc.dgc._internal import dgc_states, served
@@ -109,6 +111,12 @@ def _is_chain(node: Any) -> bool:
     return any(dgc_states(part) for part in _parts_of_chain(node))
 
 
+def _typed(mesh: Mesh, shape: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+    """Return a shape that is split over the explicit axes of a mesh as a `PartitionSpec` says."""
+    split = NamedSharding(mesh, restricted(spec, mesh.abstract_mesh.explicit_axes))
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=split)
+
+
 def _parts_of_chain(node: Any) -> tuple[Any, ...]:
     """Return the states of an `optax.chain` or an `optax.named_chain` in call order."""
     if isinstance(node, OrderedDict):
@@ -124,16 +132,28 @@ def check_mixing(tx: Transform, params: PyTree, opt_state: PyTree, layout: Layou
     """
     if nodes_of(opt_state, optax.ApplyIfFiniteState):
         return  # each replica decides by its own gradient, and all of them alike
-    grads, names = differentiated(params), layout.names
+    names = layout.names
+    if layout.params is not None:
+        # On explicit axes a type says how an array is split.
+        params = jax.tree.map(functools.partial(_typed, layout.mesh), params, layout.params)
+        opt_state = jax.eval_shape(tx.init, params)
+    grads = differentiated(params)
     local = jax.tree.leaves(served(grads, dgc_states(opt_state)))
 
-    def updates(grads: PyTree, params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        return update(tx, grads, state, params, {"value": jnp.float32(0)})
+    extra: dict[str, Any] = {"value": jnp.float32(0)}
+    if layout.params is not None:
+        extra["param_specs"] = differentiated(layout.params)
 
-    bound, whole = AbstractMesh(tuple(layout.mesh.shape[x] for x in names), names), PartitionSpec()
-    specs: Any = {"in_specs": whole, "out_specs": whole, "check_vma": False}
-    run = jax.make_jaxpr(jax.shard_map(updates, mesh=bound, **specs), return_shape=True)
-    traced, (new, _) = run(grads, params, opt_state)
+    def updates(grads: PyTree, params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        return update(tx, grads, state, params, extra)
+
+    specs: Any = {"in_specs": PartitionSpec(), "out_specs": PartitionSpec(), "check_vma": False}
+    specs |= {"mesh": layout.mesh.abstract_mesh, "axis_names": set(names)}
+    run = jax.make_jaxpr(jax.shard_map(updates, **specs), return_shape=True)
+    try:
+        traced, (new, _) = run(grads, params, opt_state)
+    except (TypeError, ValueError, NotImplementedError):
+        return  # if it is wrong the step itself raises the error
     everything, nothing = frozenset(names), frozenset[str]()
     given = [everything if own else nothing for own in local]
     given += [nothing] * len(jax.tree.leaves(params))
