@@ -38,14 +38,12 @@ def varying_results(jaxpr: Jaxpr, given: Sequence[Axes]) -> list[Axes]:
         return [varying.get(x, Axes()) if is_variable(x) else Axes() for x in atoms]
 
     for eqn in jaxpr.eqns:
-        axes, refs = of(eqn.invars), [x for x in eqn.invars if _is_ref(x)]
-        if refs:
-            # It may write what it reads into each of them.
-            axes = [_of_opaque(eqn, axes)] * len(eqn.outvars)
-            varying |= {x: varying.get(x, Axes()) | _of_opaque(eqn, of(eqn.invars)) for x in refs}
+        axes = of(eqn.invars)
+        if refs := [x for x in eqn.invars if _is_ref(x)]:
+            # It may write anything that it reads into each of them.
+            varying |= dict.fromkeys((*refs, *eqn.outvars), _of_opaque(eqn, axes))
         else:
-            axes = _of_equation(eqn, axes)
-        varying |= dict(zip(eqn.outvars, axes, strict=True))
+            varying |= dict(zip(eqn.outvars, _of_equation(eqn, axes), strict=True))
     return of(jaxpr.outvars)
 
 
