@@ -2,6 +2,7 @@
 
 from jrc._jaxpr.atoms import abstract as abstract
 from jrc._jaxpr.atoms import is_atom as is_atom
+from jrc._jaxpr.atoms import is_ref as is_ref
 from jrc._jaxpr.atoms import is_variable as is_variable
 from jrc._jaxpr.atoms import shape_of as shape_of
 from jrc._jaxpr.axes import dimension_numbers as dimension_numbers

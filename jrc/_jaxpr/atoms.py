@@ -21,6 +21,11 @@ def is_variable(x: Any) -> TypeGuard[Var]:
     return isinstance(x, Var)
 
 
+def is_ref(atom: Any) -> bool:
+    """Return whether an atom is a `jax.Ref`, which equations write to."""
+    return hasattr(atom.aval, "inner_aval")
+
+
 def variables(atoms: Iterable[Any]) -> Iterator[Var]:
     """Yield the variables among atoms."""
     return (atom for atom in atoms if isinstance(atom, Var))

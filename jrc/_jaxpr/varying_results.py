@@ -17,7 +17,7 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from jrc._jaxpr.atoms import is_variable
+from jrc._jaxpr.atoms import is_ref, is_variable
 from jrc._jaxpr.control_flow import loop_parts
 from jrc._jaxpr.equations import inner_programs, walk
 from jrc._jaxpr.primitives import facts_of, primitive_name
@@ -39,7 +39,7 @@ def varying_results(jaxpr: Jaxpr, given: Sequence[Axes]) -> list[Axes]:
 
     for eqn in jaxpr.eqns:
         axes = of(eqn.invars)
-        if refs := [x for x in eqn.invars if _is_ref(x)]:
+        if refs := [x for x in eqn.invars if is_ref(x)]:
             # It may write anything that it reads into each of them.
             varying |= dict.fromkeys((*refs, *eqn.outvars), _of_opaque(eqn, axes))
         else:
@@ -71,10 +71,6 @@ def _of_opaque(eqn: JaxprEqn, given: Sequence[Axes]) -> Axes:
     """Along which axes anything may differ that an equation makes of what it reads."""
     inside = [each for program in inner_programs(eqn) for each, _ in walk(program)]
     return Axes().union(*given, *map(_axes_of, (eqn, *inside)))
-
-
-def _is_ref(x: Any) -> bool:
-    return is_variable(x) and hasattr(x.aval, "inner_aval")
 
 
 def _of_scan(eqn: JaxprEqn, given: Sequence[Axes]) -> list[Axes]:

@@ -12,6 +12,7 @@ from jrc._jaxpr import (
     evaluate,
     inner_programs,
     is_plain,
+    is_ref,
     is_variable,
     parameters_of,
     primitive_name,
@@ -90,7 +91,7 @@ def _ask_jax(program: Program, p: int, perturbed: Sequence[int]) -> _Answer:
     run = evaluate(program.cut([p], eqn.outvars))
     avals = [v.aval for v in given]
     everything, results = frozenset(range(len(given))), frozenset(range(len(eqn.outvars)))
-    if any(map(_is_ref, avals)):
+    if any(map(is_ref, given)):
         # JAX does not differentiate an equation alone that writes to a `Ref`.
         return _Answer(everything, results, 0 if hides_residuals(eqn) else None)
     if hides_residuals(eqn):
@@ -103,7 +104,3 @@ def _ask_jax(program: Program, p: int, perturbed: Sequence[int]) -> _Answer:
         return _Answer(*derivative_reads(run, avals, perturbed))
     except (NotImplementedError, TypeError, ValueError):
         return _Answer(everything, results)
-
-
-def _is_ref(aval: Any) -> bool:
-    return hasattr(aval, "inner_aval")

@@ -97,7 +97,7 @@ class Compiler:
         return nbytes(aval)
 
     def value_bytes(self, program: Program, var: Any) -> int:
-        """Return the bytes that a value occupies, of which only its readers need to know."""
+        """Return the bytes that a value occupies, which may depend on what reads it."""
         return self.array_bytes(var.aval)
 
     def moved_bytes(self, aval: Any) -> float:

@@ -86,25 +86,25 @@ class _Tpu(Compiler):
 def _is_multiplied_alone(program: Program, var: Any) -> bool:
     """Return whether a float32 value's readers are products without a precision, at least one.
 
-    What reads it in another order, or as bfloat16, is no reader, but whatever reads that.
+    What reads it in another order is no reader, but whatever reads that; or nothing, if it is read
+    as bfloat16.
     """
-    readers = program.consumers.get(var, ())
-    if not readers or readers[-1] == len(program.eqns):
-        return False
-    return all(_is_multiplied_in(program, program.eqns[p]) for p in readers)
-
-
-def _is_multiplied_in(program: Program, eqn: Any) -> bool:
-    """Return whether an equation multiplies what it reads as bfloat16, or all its readers do."""
-    facts = facts_of(eqn)
-    if facts.is_contraction:
-        return has_default_precision(eqn)
-    if facts.view is View.NONE or len(eqn.outvars) > 1:
-        return False
-    (result,) = eqn.outvars
-    if _dtype(result) == jnp.bfloat16:
-        return True
-    return _dtype(result) == jnp.float32 and _is_multiplied_alone(program, result)
+    forms = [var]
+    for form in forms:
+        readers = program.consumers.get(form, ())
+        if not readers or readers[-1] == len(program.eqns):
+            return False
+        for eqn in (program.eqns[p] for p in readers):
+            if facts_of(eqn).is_contraction:
+                if not has_default_precision(eqn):
+                    return False
+            elif facts_of(eqn).view is View.NONE or len(eqn.outvars) > 1:
+                return False
+            elif _dtype(eqn.outvars[0]) == jnp.float32:
+                forms.append(eqn.outvars[0])
+            elif _dtype(eqn.outvars[0]) != jnp.bfloat16:
+                return False
+    return True
 
 
 def _dtype(var: Any) -> Any:
