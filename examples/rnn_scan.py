@@ -4,8 +4,8 @@
     python examples/rnn_scan.py --length 4096
 
 The gradient of `jax.lax.scan` saves what every step computes: memory grows with the length N.
-`jrc.recompute_scan` takes the same arguments, saves about sqrt(N) carries, or 4 log4(N) with
-`segments="log"`, and recomputes the steps in the backward pass. The losses stay the same.
+`jrc.recompute_scan` takes the same arguments, has about 2 sqrt(N) carries in memory, or 4 log4(N)
+with `segments="log"`, and recomputes the steps in the backward pass. The losses stay the same.
 """
 
 import argparse

@@ -37,6 +37,7 @@ MODULES = {
     "jrc.compat": "Paddle's and MindSpore's names",
     "jrc.models": "models of pure functions, each with `Config`, `init`, `apply`, `loss`",
     "jrc.dgc": "values of options, and what an object of your own has to have",
+    "jrc.outer_optimizers": "what an outer optimizer of your own has to have",
 }
 
 
@@ -79,11 +80,11 @@ def members(name: str) -> list[str]:
 
 
 def names_in(module: str) -> list[str]:
-    """Return the names of a module that are not names of `jrc` itself."""
-    inside = vars(importlib.import_module(module)).items()
-    modules = [key for key, x in inside if inspect.ismodule(x) and key[0] != "_"]
-    others = [key for key, x in inside if not inspect.ismodule(x) and key[0] != "_"]
-    return sorted(key for key in others or modules if not hasattr(jrc, key))
+    """Return the names of a module, without those of what `jrc` itself has by the same name."""
+    inside = {k: x for k, x in vars(importlib.import_module(module)).items() if k[0] != "_"}
+    modules = [key for key, x in inside.items() if inspect.ismodule(x)]
+    others = [key for key in inside if key not in modules]
+    return sorted(key for key in others or modules if getattr(jrc, key, None) is not inside[key])
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -117,7 +117,7 @@ def plan(
         verify: Whether programs are compiled. Without, the plan is the model's guess, which does
             not promise to fit: docs/limits.md has its errors.
         compilations: How many programs a search may compile: 6 if not given.
-            Chunks, both ends of a fraction, and making sure that no plan fits take up to 16 more.
+            Chunks, both ends of a fraction, and making sure that no plan fits take up to 19 more.
         respect_checkpoints: Whether a region under a `jax.checkpoint` of your own stays as you
             wrote it, opaque to the planner: its inputs and what its policy saves count, and nothing
             inside is decided. The plan remembers it, and `Plan.apply` does the same.
@@ -152,9 +152,10 @@ def plan(
             `Plan.budget` is what is left.
 
     Returns:
-        The plan. The same inputs give the same plan on every host, whatever was planned before.
-        With several processes all get that of process 0. It is the cheapest that was found: more
-        budget leads to other compilations, and may in rare cases end at a plan with more FLOPs.
+        The plan. The same inputs and versions give the same plan on every host, whatever was
+        planned before; by time on a CPU its rates have to be the same too. With several processes
+        all get that of process 0. It is the cheapest that was found: more budget leads to other
+        compilations, and may in rare cases end at a plan of more seconds, or FLOPs.
 
     Raises:
         TypeError: If `fn` is no function, does not take the arguments, does not return a scalar
