@@ -86,6 +86,10 @@ def sorting():
     wide = jax.ShapeDtypeStruct((4096, 64), jnp.float32)
     return (lambda x: jnp.sort(x, axis=-1)[:, ::2].sum(1)), (wide,)
 
+def rows():
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (4096, 8))]
+    return (lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)), args
+
 def batch(n):
     def loss(w, x):
         assert x.shape[0] == n
@@ -412,6 +416,24 @@ def test_several_budgets_of_which_some_cannot_be_met(net, capsys):
     assert code == 1 and out.count("none fits") == 2 and "baseline" in out
     assert err.startswith("jrc plan: the least peak") and "the budget is 10 B." in err
     assert [path.name for path in net.glob("*.json")] == ["p-1MiB.json"]
+
+
+def test_several_budgets_of_which_some_need_chunks(net, capsys):
+    words = ("plan", "net_to_see:rows", "--no-verify", "--json", "p.json", "--budget")
+    code, out, err = run(capsys, *words, "300kB,8MiB")
+    above, _, *in_chunks, whole = (line[len("budget ") :] for line in out.splitlines())
+    cells = [line[above.index("plan") :].split("  ")[0] for line in (*in_chunks, whole)]
+    name = " ".join(" ".join(cells[:-1]).split())
+    assert (code, err, cells[-1]) == (0, "", "baseline")
+    plan = jrc.Plan.from_json((net / "p-300kB.json").read_text())
+    (chosen,) = (each for each in plan.candidates if each.is_chosen)
+    assert name == f"{chosen.name}; the whole loss in {plan.chunks[0].chunks} chunks"
+    assert chosen.name == "nothing recomputed"
+    assert [each.name for each in plan.candidates].count("baseline") == 1
+    baseline, shown = plan.candidates[-1], str(plan).splitlines()
+    assert baseline.name == "baseline" and baseline.cost.peak_bytes > plan.budget
+    (line,) = (line for line in shown if " baseline " in line and "x those" not in line)
+    assert line.split()[0] == "baseline"  # neither one of the row nor a manual plan
 
 
 def test_several_budgets_of_a_function_as_it_is(net, capsys):

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Sequence
 
 from jrc._text import memory_text, seconds_text, table_text
-from jrc.remat import BudgetError, Plan
+from jrc.remat import BudgetError, Plan, chunks_text
 
 
 def plans_table(texts: Sequence[str], plans: Sequence[Plan | BudgetError]) -> str:
@@ -52,8 +52,9 @@ def _name(plan: Plan) -> str:
     if chosen is None:
         return ""
     found = plan.candidates[chosen]
-    # The baseline is the last of the list, in front of the manual plans.
+    # What recomputes nothing is the last of the list, in front of the manual plans.
     count = next((i for i, each in enumerate(plan.candidates, 1) if each.name), None)
     if count is None:  # a function as it is: chunks or none
         return found.change
-    return found.name or f"{chosen + 1} of {count}, the leanest first"
+    name = found.name or f"{chosen + 1} of {count}, the leanest first"
+    return f"{name}; {chunks_text(plan.chunks)}" if plan.chunks else name

@@ -1,6 +1,7 @@
 """What is saved, recomputed, run in chunks or moved to the host: by hand, and planned."""
 
 from jrc.remat._chunks.chunked import chunked as chunked
+from jrc.remat._chunks.chunks import chunks_text as chunks_text
 from jrc.remat._flax.recompute_module import recompute_module as recompute_module
 from jrc.remat._gradient.compiled_memory import Memory as Memory
 from jrc.remat._gradient.compiled_memory import device_of as device_of

@@ -37,8 +37,8 @@ TAKES_ANYTHING = {
     "a base class": "Rule",
     "for any transform, which checks": "apply_gradients",
     "for jrc's own packages, behind a function with rows": """checked_budget check_picture
-        check_writable check_offload checked_compilations checked_reserve copy_bandwidth_of
-        plan_for_each plan_within
+        check_writable check_offload checked_compilations checked_reserve chunks_text
+        copy_bandwidth_of plan_for_each plan_within
         memory_needed device_of with_op_tags""",
     "a piece of `apply`, which checks": "block embed unembed stem",
 }

@@ -108,11 +108,16 @@ class Chunks:
 
 
 def chunks_text(chunks: Sequence[Chunks]) -> str:
-    """Return how many regions run in how many chunks.
+    """Return what runs in how many chunks: some regions, or the whole loss, which comes first.
 
     >>> chunks_text([Chunks((), (0,), (), 8, (), "float32", "", 8)])
     '1 region in 8 chunks'
     """
+    if any(each.is_whole_loss for each in chunks):
+        loss, *inside = chunks
+        noun = "region" if len(inside) == 1 else "regions"
+        regions = f", {len(inside)} {noun} inside of each in chunks" if inside else ""
+        return f"the whole loss in {loss.chunks} chunks{regions}"
     counts = sorted({each.chunks for each in chunks})
     regions = "1 region" if len(chunks) == 1 else f"{len(chunks)} regions"
     ends = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))

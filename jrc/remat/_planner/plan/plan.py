@@ -178,8 +178,8 @@ class Plan:
         check_flag(approximate, "approximate")
         if self.chunks:
             raise ValueError(
-                f"the plan must be one that names can say, got {self._in_chunks()}, which no names "
-                "say. Plan again with jrc.plan(..., chunks=False)."
+                f"the plan must be one that names can say, got {chunks_text(self.chunks)}, which "
+                "no names say. Plan again with jrc.plan(..., chunks=False)."
             )
         lost = lost_text(self.by_name, self.decision, is_policy)
         if lost and not approximate:
@@ -188,15 +188,6 @@ class Plan:
                 f"{lost}. Name these values with jax.ad_checkpoint.checkpoint_name and plan again, "
                 "or pass approximate=True for the nearest names."
             )
-
-    def _in_chunks(self) -> str:
-        """What runs in chunks, in words."""
-        if self.plans_one_chunk:
-            loss, *inside = self.chunks
-            noun = "region" if len(inside) == 1 else "regions"
-            regions = f", {len(inside)} {noun} inside of each in chunks" if inside else ""
-            return f"the whole loss in {loss.chunks} chunks{regions}"
-        return chunks_text(self.chunks)
 
     def to_json(self) -> str:
         """Return the plan as text that `Plan.from_json` reads, on any host."""
@@ -249,7 +240,7 @@ class Plan:
         chosen = next((each for each in self.candidates if each.is_chosen), None)
         parts += sent_text(chosen, link_bandwidth_of(self.target))
         if self.plans_one_chunk:
-            parts.append(f"{self._in_chunks()}, each with its gradient; in each of them")
+            parts.append(f"{chunks_text(self.chunks)}, each with its gradient; in each of them")
         if isinstance(self.decision, AsWritten):
             parts.append("the function runs as it is, under its own jax.checkpoint regions")
         else:

@@ -49,7 +49,8 @@ class PlanCandidate:
         saved_bytes: Predicted bytes that are saved after the forward pass.
         change: What it saves more and less than the leaner candidate before it.
         is_chosen: Whether it is the plan.
-        name: What it is called: the baseline, or a manual plan.
+        name: What it is called: the baseline, one that recomputes nothing of what runs in chunks,
+            or a manual plan. Of the others it is empty.
         sent_bytes: Bytes that one device sends to others in its compiled program; `None` if it was
             not compiled, or its arguments are not split over devices.
         rerun_sent_bytes: How many of them in recomputation: parameters that are gathered again.
@@ -97,7 +98,7 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     What is predicted of a candidate, and not known from its compiled program, begins with `~`.
     """
     names = [each.name for each in candidates]
-    count = names.index(BASELINE) + 1 if BASELINE in names else len(names)
+    count = 1 + next((i for i, name in enumerate(names) if name), len(names) - 1)
     chosen = next((i for i, each in enumerate(candidates) if each.is_chosen), 0)
     beside = {*range(chosen - _CANDIDATES_BESIDE, chosen + _CANDIDATES_BESIDE + 1), 0, count - 1}
     shown = [*sorted(beside & set(range(count))), *range(count, len(candidates))]
@@ -108,7 +109,7 @@ def candidates_table(candidates: Sequence[PlanCandidate]) -> Grid:
     for i in shown:
         each = candidates[i]
         about = "" if each.verified else PREDICTED
-        place = f"{i + 1} of {count}" if i < count else "manual"
+        place = f"{i + 1} of {count}" if i < count else ("" if each.name == BASELINE else "manual")
         rows.append(
             (
                 f"{'> ' if each.is_chosen else ''}{place}",

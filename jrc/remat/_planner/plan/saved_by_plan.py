@@ -9,7 +9,10 @@ from jrc._text import memory_text
 from jrc.remat._planner.plan.decision import Loop, Stages, bodies, variable_at, walk
 
 BASELINE = "baseline"
-"""The name of the candidate that recomputes nothing."""
+"""The name of the candidate that is the function as it is: nothing is recomputed or in chunks."""
+
+NOTHING_RECOMPUTED = "nothing recomputed"
+"""The name of the candidate that recomputes nothing of a program in chunks."""
 
 ON_HOST = ", on the host"
 """Follows the name of a value that is saved in the host's memory."""
@@ -43,15 +46,13 @@ def saved_by(program: Program, decision: Stages) -> tuple[Kept, ...]:
     return tuple(sorted(kept, key=lambda each: (-each.bytes, each.name)))
 
 
-def change_text(before: Sequence[Kept] | None, after: Sequence[Kept] | None) -> str:
+def change_text(before: Sequence[Kept] | None, after: Sequence[Kept]) -> str:
     """Return what one candidate saves more and less than the leaner one before it.
 
     Args:
         before: What the leaner candidate saves; `None` for the first of a row.
-        after: What this one saves; `None` where nothing is recomputed.
+        after: What this one saves.
     """
-    if after is None:
-        return BASELINE
     if before is None:
         return f"saves {_sum_text(after)}" if after else "saves nothing"
     old, new = ({each.name: each for each in kept} for kept in (before, after))

@@ -17,7 +17,6 @@ from jrc.remat._planner.search.peaks import Peaks
 from jrc.remat._planner.search.problem import Problem
 from jrc.remat._planner.search.search import Search
 from jrc.remat._planner.settings import SETTINGS
-from jrc.remat._planner.solver.as_written import NAME as AS_WRITTEN_NAME
 from jrc.remat._planner.solver.option import Option
 from jrc.remat._time.seconds import Seconds
 
@@ -251,10 +250,14 @@ def plan_of(search: Search, peaks: Peaks, option: Option, budget: int) -> Plan:
 
 
 def _candidates(search: Search, peaks: Peaks, chosen: Option) -> tuple[PlanCandidate, ...]:
-    """Every option with as many chunks, with its cost, and what changes from the one before it."""
+    """Every option with as many chunks, with its cost, and what changes from the one before it.
+
+    Where something runs in chunks the baseline, without them, is the last.
+    """
     problem, found = peaks.problem_of(chosen), []
     before: Sequence[Kept] | None = None
-    for option in problem.options:
+    without = (peaks.problem.baseline,) if chosen.chunks else ()
+    for option in (*problem.options, *without):
         decision = option.decision
         saved = None
         if isinstance(decision, Stages):
@@ -269,9 +272,7 @@ def _candidates(search: Search, peaks: Peaks, chosen: Option) -> tuple[PlanCandi
                 sent_bytes=None if cost is None else cost.sent,
                 rerun_sent_bytes=None if cost is None else cost.rerun_sent,
                 saved_bytes=option.saved,
-                change=AS_WRITTEN_NAME
-                if isinstance(decision, AsWritten)
-                else change_text(before, saved),
+                change=option.name if saved is None else change_text(before, saved),
                 is_chosen=option is chosen,
                 name=option.name,
             )

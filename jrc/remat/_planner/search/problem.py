@@ -37,7 +37,7 @@ from jrc.remat._planner.costs.sharding import is_in_parts, most_parts, split_val
 from jrc.remat._planner.costs.widest_equation import widest_equation
 from jrc.remat._planner.plan.decision import AsWritten, Baseline, Stages
 from jrc.remat._planner.plan.recomputed_flops import recomputed_flops
-from jrc.remat._planner.plan.saved_by_plan import BASELINE
+from jrc.remat._planner.plan.saved_by_plan import BASELINE, NOTHING_RECOMPUTED
 from jrc.remat._planner.program.signature import signature_of
 from jrc.remat._planner.program.trace import traced_for_plan
 from jrc.remat._planner.search.gradient import (
@@ -243,7 +243,7 @@ class Problem:
         return dataclasses.replace(
             self,
             front=tuple(map(marked, self.front)),
-            baseline=marked(self.baseline),
+            baseline=marked(self.baseline, name=NOTHING_RECOMPUTED),
             make_manual=lambda: tuple(map(marked, self.manual)),
             chunks=chunks,
         )
