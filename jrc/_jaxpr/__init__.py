@@ -107,7 +107,6 @@ from jrc._jaxpr.source_info import UNKNOWN as UNKNOWN
 from jrc._jaxpr.source_info import label as label
 from jrc._jaxpr.source_info import own_place as own_place
 from jrc._jaxpr.source_info import place as place
-from jrc._jaxpr.source_info import place_in as place_in
 from jrc._jaxpr.source_info import scope_of as scope_of
 from jrc._jaxpr.source_info import trace_id as trace_id
 from jrc._jaxpr.sums_onto_zeros import with_sums_onto_zeros as with_sums_onto_zeros

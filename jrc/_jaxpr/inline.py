@@ -14,6 +14,7 @@ from jrc._jaxpr.atoms import substitute
 from jrc._jaxpr.equations import branch_outside_kernels
 from jrc._jaxpr.mark import mark_of
 from jrc._jaxpr.op_tag import tag_of
+from jrc._jaxpr.source_info import has_place
 
 
 def inline_marked(jaxpr: Jaxpr, and_where: Callable[[JaxprEqn], bool] = lambda _: False) -> Jaxpr:
@@ -59,9 +60,13 @@ def _inline(
 
 
 def source_inside(call: JaxprEqn, inner: JaxprEqn) -> Any:
-    """Return the source line and name scope of an inlined equation, inside those of the call."""
+    """Return the source line and name scope of an inlined equation, inside those of the call.
+
+    What JAX traced for several calls at once (`jnp.where`) has no line: then it is the call's.
+    """
+    source = inner.source_info if has_place(inner) else call.source_info
     outside, inside = call.source_info.name_stack, inner.source_info.name_stack
-    return inner.source_info.replace(name_stack=outside + inside)
+    return source.replace(name_stack=outside + inside)
 
 
 def splice(jaxpr: Jaxpr, atoms: Sequence[Any]) -> tuple[list[JaxprEqn], list[Any]]:

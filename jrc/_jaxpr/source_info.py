@@ -1,12 +1,14 @@
 """Where an equation comes from: the user's source line, and the name scope around it."""
 
+import functools
 import os
 import re
+import types
+from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import JaxprEqn
 from jax.extend.source_info_util import register_exclusion, summarize
 
-from jrc._jaxpr.equations import inner_programs, walk
 from jrc._jaxpr.primitives import primitive_name
 
 UNKNOWN = "unknown"
@@ -27,20 +29,15 @@ def place(eqn: JaxprEqn) -> str:
     return f"{os.path.basename(found[1])}:{found[2]}" if found else UNKNOWN
 
 
-def place_in(jaxpr: Jaxpr, eqn: JaxprEqn) -> str:
-    """Return the user's source line of an equation that was inlined from calls of a program.
+def has_place(eqn: JaxprEqn) -> bool:
+    """Return whether an equation comes from a line of the user's code."""
+    return _has_frame(eqn.source_info.traceback)
 
-    What JAX traced for several calls at once (`jnp.roll`) has none: then that of the first call.
-    """
-    if place(eqn) != UNKNOWN:
-        return place(eqn)
-    calls = (
-        call
-        for call in jaxpr.eqns
-        for inner in inner_programs(call)
-        if any(trace_id(each) == trace_id(eqn) for each, _ in walk(inner))
-    )
-    return next(map(place, calls), UNKNOWN)
+
+@functools.lru_cache(maxsize=4096)  # what was traced for several calls comes once for each of them
+def _has_frame(traceback: Any) -> bool:
+    source_info: Any = types.SimpleNamespace(traceback=traceback)
+    return summarize(source_info) != ""
 
 
 def own_place(eqn: JaxprEqn) -> str:

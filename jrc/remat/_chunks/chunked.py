@@ -23,7 +23,6 @@ from jrc._jaxpr import (
     label,
     open_regions,
     own_flops,
-    place_in,
     shape_of,
     sliced,
     trace,
@@ -116,8 +115,7 @@ def chunked(
                 try:
                     slices = _slices(fn, traced, args, in_axes, count)
                 except Dependent as error:
-                    place = place_in(written.program.jaxpr, error.eqn)
-                    raise ValueError(_dependent(fn, error, place)) from None
+                    raise ValueError(_dependent(fn, error)) from None
             if slices.parts < count:
                 raise ValueError(_wrong_count(slices.parts, count))
             _check_results(traced, slices, out_axes)
@@ -294,8 +292,8 @@ def _wrong_count(parts: int, chunks: int) -> str:
     )
 
 
-def _dependent(fn: Callable[..., Any], error: Dependent, place: str) -> str:
-    what = label(error.eqn).partition("@")[0]
+def _dependent(fn: Callable[..., Any], error: Dependent) -> str:
+    what, _, place = label(error.eqn).partition("@")
     return (
         f"in_axes must name an axis along which `{name_of(fn)}` computes each slice by itself, got "
         f"one where {what} at {place} {error.reason}. Cut another axis, or "

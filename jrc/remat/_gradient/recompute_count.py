@@ -10,6 +10,8 @@ from jrc._jaxpr import (
     equation_flops,
     exponent_of,
     facts_of,
+    inline_marked,
+    inner_programs,
     is_variable,
     live_flops,
     place,
@@ -47,9 +49,9 @@ def reruns(forward: Any, gradient: Sequence[LiveEquation]) -> tuple[Rerun, ...]:
 
     Args:
         forward: The function's program.
-        gradient: The live equations of its value and gradient.
+        gradient: The live equations of its value and gradient, whose outermost calls are inlined.
     """
-    originals = [eqn for eqn, _ in walk(forward)]
+    originals = [*(eqn for eqn, _ in walk(forward)), *_inlined(forward)]
     trace_ids = {trace_id(eqn) for eqn in originals}
     known = {(trace_id(eqn), *_kind(eqn)) for eqn in originals}
     known |= {(place(eqn), *_kind(eqn)) for eqn in originals}
@@ -63,6 +65,14 @@ def reruns(forward: Any, gradient: Sequence[LiveEquation]) -> tuple[Rerun, ...]:
             both[1] += times * equation_flops(node.eqn)
     found = [Rerun(name, count, flops) for name, (count, flops) in counts.items()]
     return tuple(sorted(found, key=lambda each: (-each.flops, -each.count, each.primitive)))
+
+
+def _inlined(forward: Any) -> Iterator[Any]:
+    """Yield the equations at every depth of a program, its calls inlined as in a gradient."""
+    for eqn in inline_marked(forward, lambda _: True).eqns:
+        yield eqn
+        for inner in inner_programs(eqn):
+            yield from _inlined(inner)
 
 
 def _kind(eqn: Any) -> tuple[Any, ...]:

@@ -219,6 +219,24 @@ def test_recomputation_with_other_random_bits_is_counted():
     assert found["dot_general"] == 1 and found["random_bits"] == 1 and "sin" not in found
 
 
+def test_recomputation_of_what_jax_traced_for_several_calls_is_counted():
+    """The bits of masks, `jnp.roll`, `jnp.where`: JAX traces each once, and inlines no call."""
+
+    def block(w, x, key):
+        kept = jax.random.bernoulli(key, 0.9, x.shape)
+        return jnp.where(kept, jax.nn.gelu(jnp.roll(x @ w, 1, 0)), 0.0)
+
+    def loss(ws, x, key):
+        for i, w in enumerate(ws):
+            x = jax.checkpoint(block)(w, x, jax.random.fold_in(key, i))
+        return jnp.sum(x)
+
+    report = jrc.explain(loss, [W] * 3, X, jax.random.key(0))
+    found = {each.primitive: each.count for each in report.rerun}
+    once = "random_bits", "dot_general", "lt", "or", "concatenate", "tanh", "integer_pow"
+    assert [found[name] for name in once] == [3] * len(once) and found["slice"] == 6
+
+
 def test_the_origin_of_a_saved_value():
     def loss(w, x):
         x = jrc.mark(jnp.tanh(x @ w), "first")

@@ -223,6 +223,24 @@ def test_a_plan_names_what_it_saves_by_mark():
     assert any(name in str(plan) for name in names)
 
 
+def test_what_jax_traced_for_several_calls_has_the_line_of_its_call():
+    """JAX traces `jnp.where` and the bits of a mask once, for the calls of all lines."""
+
+    def loss(ws, x, key):
+        for i, w in enumerate(ws):
+            kept = jax.random.bernoulli(jax.random.fold_in(key, i), 0.9, x.shape)
+            x = jnp.where(kept, jnp.tanh(x @ w), 0.0)
+        return jnp.mean(jnp.where(x > 0, x, 0.5) ** 2)
+
+    args = [jnp.ones((16, 16))] * 4, jnp.ones((64, 16)), jax.random.key(0)
+    first = loss.__code__.co_firstlineno
+    plan = jrc.plan(loss, *args, budget=0.5, verify=False, chunks=False)
+    told = [each.name for each in plan.kept] + [each.change for each in plan.candidates]
+    lines = set(re.findall(r"(lt|select_n):\(64,16\)@test_plan_value\.py:(\d+)", " ".join(told)))
+    assert ("select_n", str(first + 3)) in lines and "unknown" not in " ".join(told)
+    assert lines <= {("lt", str(first + 2)), *(("select_n", str(first + n)) for n in (3, 4))}
+
+
 def test_the_candidates_say_why_this_plan():
     """A row from the leanest to the baseline, then manual plans: the cheapest that fits of all."""
     ws, x = [jnp.ones((16, 16))] * 6, jnp.ones((64, 16))
