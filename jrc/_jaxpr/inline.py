@@ -14,7 +14,7 @@ from jrc._jaxpr.atoms import substitute
 from jrc._jaxpr.equations import branch_outside_kernels
 from jrc._jaxpr.mark import mark_of
 from jrc._jaxpr.op_tag import tag_of
-from jrc._jaxpr.source_info import has_place
+from jrc._jaxpr.source_info import UNKNOWN, place
 
 
 def inline_marked(jaxpr: Jaxpr, and_where: Callable[[JaxprEqn], bool] = lambda _: False) -> Jaxpr:
@@ -64,7 +64,7 @@ def source_inside(call: JaxprEqn, inner: JaxprEqn) -> Any:
 
     What JAX traced for several calls at once (`jnp.where`) has no line: then it is the call's.
     """
-    source = inner.source_info if has_place(inner) else call.source_info
+    source = call.source_info if place(inner) == UNKNOWN else inner.source_info
     outside, inside = call.source_info.name_stack, inner.source_info.name_stack
     return source.replace(name_stack=outside + inside)
 

@@ -25,19 +25,14 @@ for _place in (f"_jaxpr{os.sep}", f"cli{os.sep}", f"remat{os.sep}", "_errors.py"
 
 def place(eqn: JaxprEqn) -> str:
     """Return the user's source line of an equation: `model.py:31`, or `UNKNOWN`."""
-    found = re.match(r"(.*?):(\d+)", summarize(eqn.source_info))
-    return f"{os.path.basename(found[1])}:{found[2]}" if found else UNKNOWN
+    return _first_place(eqn.source_info.traceback)
 
 
-def has_place(eqn: JaxprEqn) -> bool:
-    """Return whether an equation comes from a line of the user's code."""
-    return _has_frame(eqn.source_info.traceback)
-
-
-@functools.lru_cache(maxsize=4096)  # what was traced for several calls comes once for each of them
-def _has_frame(traceback: Any) -> bool:
+@functools.lru_cache(maxsize=2**15)  # programs are inlined again and again
+def _first_place(traceback: Any) -> str:
     source_info: Any = types.SimpleNamespace(traceback=traceback)
-    return summarize(source_info) != ""
+    found = re.match(r"(.*?):(\d+)", summarize(source_info))
+    return f"{os.path.basename(found[1])}:{found[2]}" if found else UNKNOWN
 
 
 def own_place(eqn: JaxprEqn) -> str:

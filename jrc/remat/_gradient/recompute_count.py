@@ -53,8 +53,7 @@ def reruns(forward: Any, gradient: Sequence[LiveEquation]) -> tuple[Rerun, ...]:
     """
     originals = [*(eqn for eqn, _ in walk(forward)), *_inlined(forward)]
     trace_ids = {trace_id(eqn) for eqn in originals}
-    known = {(trace_id(eqn), *_kind(eqn)) for eqn in originals}
-    known |= {(place(eqn), *_kind(eqn)) for eqn in originals}
+    known = {(at, *_kind(eqn)) for eqn in originals for at in (trace_id(eqn), place(eqn))}
     counts: dict[str, list[int]] = {}
     for node, times in _leaves(gradient, 1, False):
         # A derivative rule traces the operator a second time: then the source line identifies it.

@@ -45,7 +45,8 @@ class Plan:
         compilations: How many programs were compiled to find it.
         kept: What is saved, the largest first; empty if nothing is recomputed.
         candidates: Every candidate, the leanest first, with its cost and what changes from one to
-            the next. Behind the baseline stand manual plans, by name.
+            the next. Behind the one that recomputes nothing stand manual plans, by name, and last
+            the baseline, if something runs in chunks.
         decision: What is saved and recomputed, equation by equation.
         signature: The program that the plan is for.
         opaque: What the planner could not look into, the most bytes first: functions with a
