@@ -102,11 +102,11 @@ def num_replicas(axis: str | None) -> int:
         The axis size, 1 for `None`.
 
     Raises:
-        ValueError: When nothing binds the axis.
+        ValueError: When nothing binds the axis, or `jax.vmap` does.
     """
     if not is_bound(axis):
         raise ValueError(
-            "axis_name must be an axis that is bound where update runs, got "
+            "axis_name must be an axis that is bound by shard_map or pmap where update runs, got "
             f"axis_name={axis!r}. Call update inside jax.shard_map over a mesh with axis {axis!r} "
             f"or inside jax.pmap(..., axis_name={axis!r}), or pass axis_name=None for one replica."
         )
@@ -115,11 +115,13 @@ def num_replicas(axis: str | None) -> int:
 
 def is_bound(axis: str | None) -> bool:
     """Whether the trace runs under a `shard_map` or `pmap` that names this axis."""
+    if axis is None:
+        return True
     try:
-        axis is None or lax.axis_size(axis)
+        lax.axis_size(axis)
     except NameError:
         return False
-    return True
+    return axis in jax.sharding.get_abstract_mesh().manual_axes  # jax.vmap's are in no mesh
 
 
 def bound_axes(axis: str | None) -> tuple[str, ...]:

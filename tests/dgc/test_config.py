@@ -113,9 +113,9 @@ def test_complex_parameters():
 def test_axis_that_nothing_binds():
     tx = scale_by_dgc(axis_name=AXIS)
     message = (
-        "axis_name must be an axis that is bound where update runs, got axis_name='data'. Call "
-        "update inside jax.shard_map over a mesh with axis 'data' or inside jax.pmap(..., "
-        "axis_name='data'), or pass axis_name=None"
+        "axis_name must be an axis that is bound by shard_map or pmap where update runs, got "
+        "axis_name='data'. Call update inside jax.shard_map over a mesh with axis 'data' or inside "
+        "jax.pmap(..., axis_name='data'), or pass axis_name=None"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         tx.update(PARAMS, tx.init(PARAMS), PARAMS)

@@ -26,6 +26,12 @@ def options(**given):
     return jrc.scale_by_dgc(**given)
 
 
+def mapped():
+    tx = jrc.scale_by_dgc(axis_name="data")
+    step = jax.vmap(lambda g: tx.update(g, tx.init(G), G)[0], axis_name="data")
+    return jax.jit(step)(jax.tree.map(lambda x: x[None], G))
+
+
 def momentum(rate=0.1, **given):
     return jrc.dgc_momentum(rate, **({"momentum": 0.9, "rampup_begin_step": 0} | given))
 
@@ -105,6 +111,9 @@ ROWS = [
     Row(ONE, "an axis that nothing binds",
         lambda: jrc.scale_by_dgc(axis_name="data").update(G, jrc.scale_by_dgc().init(G), G), Value,
         "must be an axis that is bound", "got axis_name='data'",
+        "Call update inside jax.shard_map"),
+    Row(ONE, "an axis of vmap", mapped, Value,
+        "bound by shard_map or pmap where update runs", "got axis_name='data'",
         "Call update inside jax.shard_map"),
     Row("jrc.dgc_momentum", "momentum beyond one", lambda: momentum(momentum=2.0), Value,
         "a finite number in [0, 1)", "got 2.0", "Pass 0.9"),
