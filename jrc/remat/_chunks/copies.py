@@ -36,6 +36,10 @@ first; see `copy_for_readers`."""
 _NUMBER = 16
 """Bytes of a number, at most."""
 
+_MOST_COPIED = 4
+"""Copied equations over those of the program, at most. With copies of all layers before it for each
+layer a program has many times the equations, takes minutes to search, and is far too slow."""
+
 
 def copies_of_wide(
     program: Program, narrow: int, held: Collection[int], groups: "Groups"
@@ -49,7 +53,7 @@ def copies_of_wide(
         groups: Which readers of a value read the same copy.
 
     Returns:
-        What `copy_for_readers` takes.
+        What `copy_for_readers` takes; nothing where that has many times the equations.
     """
     copied: dict[tuple[int, int], set[int]] = {}
     uses = _Uses(program)
@@ -71,6 +75,9 @@ def copies_of_wide(
                     copied.setdefault((reader, like), set()).update(chain)
                     uses.of_copies.add((v, reader))
                 before = group
+    added = sum(len(chain) for (reader, like), chain in copied.items() if reader == like)
+    if added > _MOST_COPIED * len(program.eqns):
+        return []
     return [(reader, tuple(sorted(chain)), like) for (reader, like), chain in copied.items()]
 
 

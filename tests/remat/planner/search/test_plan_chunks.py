@@ -11,6 +11,7 @@ from jax import lax
 
 import jrc
 from jrc._jaxpr import Program, inline_marked
+from jrc.remat._chunks.copies import by_pass_and_axis, copies_of_wide
 from jrc.remat._chunks.regions_within import regions_within
 from jrc.remat._chunks.rewrite import in_chunks
 from jrc.remat._planner.search import choose
@@ -421,6 +422,22 @@ def test_regions_that_wait_for_each_other_have_copies_of_what_both_read():
     close(in_chunks(program, chunks)(*args), [fn(*args)])
     plan = jrc.plan(fn, *args, budget="40%", argnums=(0, 1), minimize="flops")
     close(plan.apply(fn)(*args), fn(*args))
+
+
+@pytest.mark.parametrize("layers, is_copied", [(1, True), (8, False)])
+def test_copies_of_all_layers_for_each_layer_are_not_made(layers, is_copied):
+    """A layer reads what all layers before it make along two axes, and its mean first."""
+
+    def net(ws, x):
+        for w in ws:
+            x = x + jax.nn.softmax((x @ w) @ x.T) @ x
+            x = x - jnp.mean(x, axis=0, keepdims=True)
+        return jnp.sum(x**2)
+
+    program = program_of(net, ([jnp.ones((8, 8))] * layers, jnp.ones((64, 8))))
+    found = copies_of_wide(program, narrow=512, held=(), groups=by_pass_and_axis)
+    assert bool(found) == is_copied
+    assert sum(len(chain) for _, chain, _ in found) <= 4 * len(program.eqns)
 
 
 def contrastive(w, x, y):
