@@ -30,7 +30,7 @@ def place(eqn: JaxprEqn) -> str:
 
 @functools.lru_cache(maxsize=2**15)  # programs are inlined again and again
 def _first_place(traceback: Any) -> str:
-    source_info: Any = types.SimpleNamespace(traceback=traceback)
+    source_info: Any = types.SimpleNamespace(traceback=traceback)  # all that `summarize` reads
     found = re.match(r"(.*?):(\d+)", summarize(source_info))
     return f"{os.path.basename(found[1])}:{found[2]}" if found else UNKNOWN
 

@@ -115,13 +115,15 @@ def chunks_text(chunks: Sequence[Chunks]) -> str:
     """
     if any(each.is_whole_loss for each in chunks):
         loss, *inside = chunks
-        noun = "region" if len(inside) == 1 else "regions"
-        regions = f", {len(inside)} {noun} inside of each in chunks" if inside else ""
+        regions = f", {_regions_text(len(inside))} inside of each in chunks" if inside else ""
         return f"the whole loss in {loss.chunks} chunks{regions}"
     counts = sorted({each.chunks for each in chunks})
-    regions = "1 region" if len(chunks) == 1 else f"{len(chunks)} regions"
     ends = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    return f"{regions} in {ends} chunks"
+    return f"{_regions_text(len(chunks))} in {ends} chunks"
+
+
+def _regions_text(count: int) -> str:
+    return "1 region" if count == 1 else f"{count} regions"
 
 
 def chunks_table(chunks: Sequence[Chunks]) -> Grid:

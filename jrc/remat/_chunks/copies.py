@@ -37,8 +37,8 @@ _NUMBER = 16
 """Bytes of a number, at most."""
 
 _MOST_COPIED = 4
-"""Copied equations over those of the program, at most. With copies of all layers before it for each
-layer a program has many times the equations, takes minutes to search, and is far too slow."""
+"""Copied equations over those of the program, at most. If each layer had copies of all layers
+before it, the search for regions would take minutes, and the program would be far too slow."""
 
 
 def copies_of_wide(

@@ -51,6 +51,7 @@ def reruns(forward: Any, gradient: Sequence[LiveEquation]) -> tuple[Rerun, ...]:
         forward: The function's program.
         gradient: The live equations of its value and gradient, whose outermost calls are inlined.
     """
+    # Inside of its own regions a gradient has calls, and equations as JAX traced them.
     originals = [*(eqn for eqn, _ in walk(forward)), *_inlined(forward)]
     trace_ids = {trace_id(eqn) for eqn in originals}
     known = {(at, *_kind(eqn)) for eqn in originals for at in (trace_id(eqn), place(eqn))}
@@ -67,7 +68,7 @@ def reruns(forward: Any, gradient: Sequence[LiveEquation]) -> tuple[Rerun, ...]:
 
 
 def _inlined(forward: Any) -> Iterator[Any]:
-    """Yield the equations at every depth of a program, its calls inlined as in a gradient."""
+    """Yield the equations at every depth of a program, with the lines that inlined ones have."""
     for eqn in inline_marked(forward, lambda _: True).eqns:
         yield eqn
         for inner in inner_programs(eqn):
